@@ -1,0 +1,308 @@
+//! The arguments of every verb. The same word means the same thing on each.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use precast::Isa;
+
+/// Threads a run may have; more is a slip of the finger.
+const THREADS_MAX: u64 = 1024;
+
+/// Compiles ONNX models ahead of time and runs them.
+#[derive(Parser)]
+#[command(name = "precast", version)]
+pub struct Cli {
+    /// Flags of every verb.
+    #[command(flatten)]
+    pub shared: Shared,
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// Flags of every verb.
+#[derive(Args)]
+pub struct Shared {
+    /// Print the result as one line of JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Print no notices and no progress
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// Print more notices
+    #[arg(long, short, global = true, conflicts_with = "quiet")]
+    pub verbose: bool,
+    /// Print no progress
+    #[arg(long, global = true)]
+    pub no_progress: bool,
+    /// Colour on stderr
+    #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
+    pub color: Color,
+    /// Where the model runs
+    #[arg(long, global = true, default_value = "cpu")]
+    pub device: String,
+    /// Threads of a run [default: the number of cores]
+    #[arg(long, global = true, value_parser = parse_threads)]
+    pub threads: Option<usize>,
+    /// Instruction set to compile for: portable, avx2, avx512 or avx512-vnni [default: what this CPU has]
+    #[arg(long, global = true, value_parser = parse_isa)]
+    pub isa: Option<Isa>,
+    /// Folder in which the model's external data may lie [default: the model's own]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub model_root: Option<PathBuf>,
+}
+
+/// When to use colour.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    /// On a terminal
+    Auto,
+    /// Never
+    Never,
+    /// Always
+    Always,
+}
+
+/// What to do.
+#[derive(Subcommand)]
+pub enum Verb {
+    /// Show what a model or a Program file is
+    Inspect(InspectArgs),
+    /// Say whether a model is supported, with every node that is not
+    Check(CheckArgs),
+    /// Compile a model to a Program file
+    Compile(CompileArgs),
+    /// Run a model or a Program file once
+    Run(RunArgs),
+    /// Compare a model's outputs with another implementation's
+    Verify(VerifyArgs),
+    /// Measure how fast a model or a Program file runs
+    Perf(PerfArgs),
+}
+
+impl Verb {
+    /// The verb as it is typed.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Verb::Inspect(_) => "inspect",
+            Verb::Check(_) => "check",
+            Verb::Compile(_) => "compile",
+            Verb::Run(_) => "run",
+            Verb::Verify(_) => "verify",
+            Verb::Perf(_) => "perf",
+        }
+    }
+}
+
+/// Sizes of the inputs.
+#[derive(Args, Clone, Default)]
+pub struct ShapeArgs {
+    /// A number for a symbolic dim
+    #[arg(long = "dim", value_name = "NAME=SIZE", value_parser = parse_dim)]
+    pub dims: Vec<(String, usize)>,
+    /// The shape of an input, as in data:1x3x224x224
+    #[arg(long = "shape", alias = "shapes", value_name = "NAME:SIZES", value_delimiter = ',', value_parser = parse_shape)]
+    pub shapes: Vec<(String, Vec<usize>)>,
+}
+
+/// Sizes and values of the inputs.
+#[derive(Args)]
+pub struct InputArgs {
+    /// Values of an input: NAME=FILE.npy, .npz or .pb, or NAME=zeros, ones or random; FILE.npz alone gives several
+    #[arg(long = "input", value_name = "NAME=FILE")]
+    pub inputs: Vec<String>,
+    /// Seed of random inputs
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Sizes.
+    #[command(flatten)]
+    pub shapes: ShapeArgs,
+}
+
+/// Arguments of `inspect`.
+#[derive(Args)]
+pub struct InspectArgs {
+    /// The model or Program file
+    pub file: PathBuf,
+    /// Print the Graph's text form
+    #[arg(long)]
+    pub text: bool,
+    /// Which Graph `--text` prints
+    #[arg(long, value_enum, default_value_t = Stage::Imported, requires = "text")]
+    pub stage: Stage,
+    /// Sizes.
+    #[command(flatten)]
+    pub shapes: ShapeArgs,
+}
+
+/// A Graph on its way through the passes.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Stage {
+    /// As the model says it
+    Imported,
+    /// In canonical form
+    Canonical,
+    /// As the steps compute it
+    Fused,
+}
+
+/// Arguments of `check`.
+#[derive(Args)]
+pub struct CheckArgs {
+    /// The model
+    pub model: PathBuf,
+    /// Sizes.
+    #[command(flatten)]
+    pub shapes: ShapeArgs,
+}
+
+/// Arguments of `compile`.
+#[derive(Args)]
+pub struct CompileArgs {
+    /// The model
+    pub model: PathBuf,
+    /// The Program file to write; its constants go to a folder beside it
+    #[arg(long, short, value_name = "FILE", alias = "saveEngine")]
+    pub output: PathBuf,
+    /// List every step with its kernel and nodes
+    #[arg(long)]
+    pub explain: bool,
+    /// Sizes, and values of inputs that decide the form of the Program.
+    #[command(flatten)]
+    pub inputs: InputArgs,
+}
+
+/// Arguments of `run`.
+#[derive(Args)]
+pub struct RunArgs {
+    /// The model or Program file
+    pub file: PathBuf,
+    /// Where the outputs go: FILE.npz, or a folder for one .npy an output
+    #[arg(long, short, value_name = "FILE.npz|DIR")]
+    pub output: Option<PathBuf>,
+    /// Sizes and values.
+    #[command(flatten)]
+    pub inputs: InputArgs,
+}
+
+/// Arguments of `verify`.
+#[derive(Args)]
+pub struct VerifyArgs {
+    /// The model
+    pub model: PathBuf,
+    /// What to compare with: reference, onnxruntime, or FILE.npz with the outputs expected
+    #[arg(long, default_value = "reference")]
+    pub against: String,
+    /// Python that has onnxruntime
+    #[arg(long, value_name = "PATH", default_value = "python3")]
+    pub python: PathBuf,
+    /// Also compare every step with its meaning, and list them
+    #[arg(long, alias = "per-instruction")]
+    pub per_step: bool,
+    /// Also compare every step with its meaning, and show the first that differs
+    #[arg(long)]
+    pub bisect: bool,
+    /// Allowed |a-b|/|b| over a whole output [default: 1e-4; 2e-2 for 16-bit and quantised models]
+    #[arg(long, value_parser = parse_tolerance, conflicts_with_all = ["rtol", "atol"])]
+    pub rel: Option<f64>,
+    /// Allowed difference of each element, relative to it
+    #[arg(long, value_parser = parse_tolerance)]
+    pub rtol: Option<f64>,
+    /// Allowed difference of each element
+    #[arg(long, value_parser = parse_tolerance)]
+    pub atol: Option<f64>,
+    /// Sizes and values.
+    #[command(flatten)]
+    pub inputs: InputArgs,
+}
+
+/// Arguments of `perf`.
+#[derive(Args)]
+pub struct PerfArgs {
+    /// The model or Program file
+    #[arg(alias = "loadEngine")]
+    pub file: PathBuf,
+    /// Measure these sizes of axis 0, one after another
+    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
+    pub batches: Vec<usize>,
+    /// Time to run before measuring, in milliseconds
+    #[arg(long = "warmUp", alias = "warm-up", value_name = "MS", default_value_t = 500)]
+    pub warm_up: u64,
+    /// Time to measure, in seconds [default: 3, or none with --iterations]
+    #[arg(long, value_name = "S", value_parser = parse_tolerance)]
+    pub duration: Option<f64>,
+    /// Runs to measure at least
+    #[arg(long, value_name = "N")]
+    pub iterations: Option<u64>,
+    /// Also measure every step
+    #[arg(long, alias = "steps")]
+    pub per_step: bool,
+    /// Sizes and values.
+    #[command(flatten)]
+    pub inputs: InputArgs,
+}
+
+fn parse_threads(text: &str) -> Result<usize, String> {
+    let threads = text.parse().ok().filter(|threads| (1..=THREADS_MAX).contains(threads));
+    threads
+        .map(|threads| threads as usize)
+        .ok_or_else(|| format!("a number from 1 to {THREADS_MAX} is expected"))
+}
+
+fn parse_isa(text: &str) -> Result<Isa, String> {
+    let names: Vec<&str> = Isa::ALL.iter().map(|isa| isa.name()).collect();
+    Isa::from_name(text).ok_or_else(|| format!("it is one of {}", names.join(", ")))
+}
+
+fn parse_dim(text: &str) -> Result<(String, usize), String> {
+    // Names of dims may be expressions, which may have an equals sign in them; sizes cannot.
+    let (name, size) = text.rsplit_once('=').ok_or("NAME=SIZE is expected, as in batch=8")?;
+    Ok((name.to_string(), parse_size(size)?))
+}
+
+fn parse_shape(text: &str) -> Result<(String, Vec<usize>), String> {
+    // Names such as "input:0" have colons; sizes do not.
+    let (name, sizes) = text
+        .rsplit_once(':')
+        .ok_or("NAME:SIZES is expected, as in data:1x3x224x224")?;
+    let sizes: Result<Vec<usize>, String> = match sizes {
+        "" => Ok(Vec::new()),
+        sizes => sizes.split('x').map(parse_size).collect(),
+    };
+    Ok((name.to_string(), sizes?))
+}
+
+fn parse_size(text: &str) -> Result<usize, String> {
+    let size = text
+        .trim()
+        .parse::<u32>()
+        .map_err(|_| format!("'{text}' is not a size"))?;
+    Ok(size as usize)
+}
+
+fn parse_tolerance(text: &str) -> Result<f64, String> {
+    let number = text
+        .parse()
+        .ok()
+        .filter(|number: &f64| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| "a number that is not negative is expected".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_contradict_nothing() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn shapes_and_dims_are_read_from_the_right() {
+        assert_eq!(parse_shape("input:0:1x3"), Ok(("input:0".to_string(), vec![1, 3])));
+        assert_eq!(parse_shape("sr:"), Ok(("sr".to_string(), Vec::new())));
+        assert_eq!(parse_dim("a=b=8"), Ok(("a=b".to_string(), 8)));
+        assert!(parse_shape("1x3").is_err() && parse_shape("a:1xx3").is_err() && parse_dim("n=-1").is_err());
+    }
+}

@@ -1,0 +1,94 @@
+//! `compile`: a model becomes a Program file with its constants beside it.
+
+use std::fmt::Write;
+use std::time::Instant;
+
+use precast::{Program, move_program, save_program};
+use serde_json::{Value, json};
+
+use crate::Cx;
+use crate::args::{CompileArgs, Shared};
+use crate::exit::{Exit, Failure};
+use crate::inputs::{Inputs, make_inputs};
+use crate::output::{Report, names_text, program_json, program_text};
+use crate::subject::open_runner;
+
+/// Name of the Program on its way to its place.
+const STAGED: &str = "program";
+
+/// Compiles.
+pub fn compile(args: &CompileArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
+    let staging = cx.interrupt.staging_beside(&args.output)?;
+    let runner = open_runner(&args.model, shared)?;
+    let inputs = make_inputs(&runner.model().inputs()?, &args.inputs, &cx.console)?;
+    let begun = Instant::now();
+    let compiled = cx
+        .console
+        .during("compiling", None, || runner.compile(&inputs.tensors, &inputs.bucket));
+    let compile_ms = begun.elapsed().as_secs_f64() * 1e3;
+    let Some(program) = compiled.map_err(|error| inputs.explain(error.into()))? else {
+        return Err(Failure::new(
+            Exit::Model,
+            "the model is not one Program: sizes or branches inside it depend on values. `precast run` and `precast perf` \
+             run it part by part",
+        ));
+    };
+    announce_frozen(&program, &inputs, cx);
+    let staged = staging.path(STAGED);
+    cx.console
+        .during("writing", None, || save_program(&staged, &program, runner.store()))?;
+    staging.publish(|| move_program(&staged, &args.output))?;
+    let mut text = format!(
+        "program  {} · {} · {}\n{} · {compile_ms:.0} ms\n",
+        args.output.display(),
+        program.target,
+        if inputs.bucket == Default::default() {
+            "fixed sizes".to_string()
+        } else {
+            inputs.bucket.to_string()
+        },
+        program_text(&program),
+    );
+    let mut json = program_json(&program);
+    json["model"] = json!(args.model.display().to_string());
+    json["output"] = json!(args.output.display().to_string());
+    json["compile_ms"] = json!(compile_ms);
+    if args.explain {
+        text.push_str(&steps_text(&program));
+        json["explain"] = steps_json(&program);
+    }
+    Ok(Report::done(text, json))
+}
+
+/// Inputs that the Program does not take because their values decided its form.
+fn announce_frozen(program: &Program, inputs: &Inputs, cx: &Cx) {
+    for (name, tensor) in &inputs.tensors {
+        if !program.inputs.iter().any(|port| port.name == *name) {
+            cx.console
+                .notice(&format!("input '{name}' is a constant of this Program: {tensor:?}"));
+        }
+    }
+}
+
+/// Every step with its kernel and nodes, for people.
+pub fn steps_text(program: &Program) -> String {
+    let mut text = String::new();
+    let width = program.steps.iter().map(|step| step.kernel.len()).max().unwrap_or(0);
+    for (position, step) in program.steps.iter().enumerate() {
+        let _ = writeln!(
+            text,
+            "{position:>5}  {:<width$}  {}",
+            step.kernel,
+            names_text(&step.provenance)
+        );
+    }
+    text
+}
+
+/// Every step with its kernel and nodes, for machines.
+pub fn steps_json(program: &Program) -> Value {
+    let steps = program.steps.iter().enumerate();
+    steps
+        .map(|(position, step)| json!({ "step": position, "kernel": step.kernel, "nodes": step.provenance }))
+        .collect()
+}

@@ -1,0 +1,219 @@
+//! What a command says: its result on stdout, notices and errors on stderr.
+
+use std::io::{IsTerminal, Write};
+
+use precast::device_name::resolve_device;
+use precast::{DType, Dim, Program, is_by_reference};
+use serde_json::{Value, json};
+
+use crate::args::{Color, Shared};
+use crate::exit::{Exit, Failure};
+
+/// The result of a verb in both forms.
+pub struct Report {
+    /// For people.
+    pub text: String,
+    /// For machines: an object, to which the schema is added.
+    pub json: Value,
+    /// What the result means.
+    pub exit: Exit,
+    /// Why the result is not a success, for stderr.
+    pub error: Option<String>,
+}
+
+impl Report {
+    /// A success.
+    pub fn done(text: String, json: Value) -> Report {
+        Report {
+            text,
+            json,
+            exit: Exit::Done,
+            error: None,
+        }
+    }
+}
+
+/// How to speak on stderr.
+#[derive(Clone, Copy)]
+pub struct Console {
+    is_quiet: bool,
+    is_verbose: bool,
+    has_color: bool,
+    /// Whether stderr is a terminal.
+    pub is_terminal: bool,
+    /// Whether progress may be shown.
+    pub has_progress: bool,
+}
+
+impl Console {
+    /// As the flags and the terminal say.
+    pub fn new(shared: &Shared) -> Console {
+        let is_terminal = std::io::stderr().is_terminal();
+        let has_color = match shared.color {
+            Color::Auto => is_terminal && allows_color(),
+            Color::Never => false,
+            Color::Always => true,
+        };
+        let has_progress = !shared.no_progress && !shared.quiet;
+        Console {
+            is_quiet: shared.quiet,
+            is_verbose: shared.verbose,
+            has_color,
+            is_terminal,
+            has_progress,
+        }
+    }
+
+    /// Something the user should know.
+    pub fn notice(&self, text: &str) {
+        if !self.is_quiet {
+            print_notice(&format!("{}: {text}\n", self.colored("notice", "36")));
+        }
+    }
+
+    /// Something a curious user wants to know.
+    pub fn detail(&self, text: &str) {
+        if self.is_verbose {
+            print_notice(&format!("{text}\n"));
+        }
+    }
+
+    /// Why the command fails.
+    pub fn error(&self, text: &str) {
+        print_notice(&format!("{}: {text}\n", self.colored("error", "31;1")));
+    }
+
+    /// Refuses devices that are not there and says how an alias was read.
+    pub fn announce_device(&self, asked: &str) -> Result<(), Failure> {
+        let name = resolve_device(asked)?;
+        if name != asked {
+            self.notice(&format!("'{asked}' is read as '{name}'"));
+        }
+        Ok(())
+    }
+
+    fn colored(&self, word: &str, code: &str) -> String {
+        if self.has_color {
+            format!("\x1b[{code}m{word}\x1b[0m")
+        } else {
+            word.to_string()
+        }
+    }
+}
+
+/// The conventions of terminals. The environment is read here and nowhere else in this door.
+fn allows_color() -> bool {
+    let is_refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !is_refused && std::env::var_os("TERM").is_some_and(|terminal| terminal != "dumb")
+}
+
+/// Writes the result. A reader that has gone away is no error.
+pub fn print_result(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+}
+
+/// Writes to stderr; if nobody listens, nobody needs to know.
+pub fn print_notice(text: &str) {
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// A number of bytes for people.
+pub fn bytes_text(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// A declared type: `f32[n,3,224,224]`; parts that are not declared are shown as dots.
+pub fn type_text(dtype: Option<DType>, dims: Option<&[Dim]>) -> String {
+    let dims = dims.map_or("..".to_string(), |dims| {
+        dims.iter().map(Dim::to_string).collect::<Vec<_>>().join(",")
+    });
+    format!("{}[{dims}]", dtype.map_or("?", DType::name))
+}
+
+/// Dims for machines: numbers, symbols as text, null where no rank is declared.
+pub fn dims_json(dims: Option<&[Dim]>) -> Value {
+    let dim_json = |dim: &Dim| {
+        dim.as_const()
+            .map_or_else(|| json!(dim.to_string()), |number| json!(number))
+    };
+    dims.map_or(Value::Null, |dims| dims.iter().map(dim_json).collect())
+}
+
+/// Steps, arena and constants of a Program, for people.
+pub fn program_text(program: &Program) -> String {
+    format!(
+        "steps {} ({} by reference) · arena {} · constants {}",
+        program.steps.len(),
+        reference_steps(program),
+        bytes_text(program.arena_bytes),
+        bytes_text(constant_bytes(program))
+    )
+}
+
+/// Steps, arena and constants of a Program, for machines.
+pub fn program_json(program: &Program) -> Value {
+    json!({
+        "target": program.target,
+        "build": program.build,
+        "bucket": program.bucket.dims().map(|(symbol, number)| (symbol.to_string(), json!(number)))
+            .collect::<serde_json::Map<_, _>>(),
+        "steps": program.steps.len(),
+        "by_reference": reference_steps(program),
+        "arena_bytes": program.arena_bytes,
+        "live_bytes_max": program.live_bytes_max,
+        "constants": program.constants.len(),
+        "constant_bytes": constant_bytes(program),
+    })
+}
+
+/// Names in a line, shortened.
+pub fn names_text(names: &[String]) -> String {
+    const SHOWN: usize = 4;
+    let shown = names
+        .iter()
+        .take(SHOWN)
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(", ");
+    if names.len() > SHOWN {
+        format!("{shown}, … ({} nodes)", names.len())
+    } else {
+        shown
+    }
+}
+
+fn constant_bytes(program: &Program) -> u64 {
+    program.constants.iter().map(|constant| constant.bytes).sum()
+}
+
+fn reference_steps(program: &Program) -> usize {
+    program
+        .steps
+        .iter()
+        .filter(|step| is_by_reference(&step.kernel))
+        .count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_printed_in_the_largest_unit_below() {
+        assert_eq!(bytes_text(1023), "1023 B");
+        assert_eq!(bytes_text(1536), "1.5 KiB");
+        assert_eq!(bytes_text(97 << 20), "97.0 MiB");
+        assert_eq!(bytes_text(u64::MAX), "16777216.0 TiB");
+    }
+}

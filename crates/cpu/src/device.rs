@@ -1,0 +1,197 @@
+//! Loading and running Programs on the CPU.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use precast_kernels::arena::{self, AlignedBytes, Arena, Bound, Requirement, Requirements, StepSlots};
+use precast_kernels::isa::{Exec, Isa};
+use precast_kernels::pool::ThreadPool;
+use precast_program::program::BUILD;
+use precast_program::{
+    ArtifactStore, Device, DeviceContext, LoadError, LoadedProgram, Place, Port, Program, RunError, Slot,
+};
+use precast_tensor::{DType, Digest};
+
+use crate::lower::lower;
+use crate::step::{Machine, Run, StepNode};
+use crate::target::KIND;
+
+/// The CPU with a pool of threads that all Programs loaded on it share.
+pub struct CpuDevice {
+    isa: Isa,
+    pool: Arc<ThreadPool>,
+}
+
+impl CpuDevice {
+    /// A device that runs on `threads` threads, the caller's among them.
+    pub fn new(threads: usize) -> CpuDevice {
+        CpuDevice { isa: Isa::detect(), pool: Arc::new(ThreadPool::new(threads)) }
+    }
+}
+
+impl Device for CpuDevice {
+    fn load(&self, program: &Arc<Program>, store: &dyn ArtifactStore) -> Result<Arc<dyn LoadedProgram>, LoadError> {
+        if program.build != BUILD {
+            return Err(LoadError::Build { found: program.build.clone(), expected: BUILD.to_string() });
+        }
+        let machine = self.machine_of(program)?;
+        program.verify().map_err(LoadError::Malformed)?;
+        let mut constants = Vec::new();
+        for constant in &program.constants {
+            let digest: Digest =
+                constant.digest.parse().map_err(|_| LoadError::Malformed(format!("digest '{}'", constant.digest)))?;
+            let tensor = store.get(&digest)?;
+            if tensor.as_bytes().len() as u64 != constant.bytes {
+                return Err(LoadError::Malformed(format!("constant {digest} has another size than the Program says")));
+            }
+            constants.push(AlignedBytes::from_slice(tensor.as_bytes()));
+        }
+        let requirements = requirements(program)?;
+        let mut steps = Vec::new();
+        for (position, step) in program.steps.iter().enumerate() {
+            let malformed = |reason: String| LoadError::Malformed(format!("step {position} ({}): {reason}", step.kernel));
+            let text = std::str::from_utf8(&step.parameters).map_err(|error| malformed(error.to_string()))?;
+            let node = StepNode::parse(text).map_err(malformed)?;
+            let lowered = lower(&node, machine).map_err(malformed)?;
+            if lowered.kernel != step.kernel || lowered.reads.len() != step.reads.len() {
+                return Err(malformed(format!("this build makes the kernel {} of it", lowered.kernel)));
+            }
+            let reads = step.reads.iter().map(arena_slot).collect();
+            let writes = step.writes.iter().map(arena_slot).collect();
+            let slots = StepSlots::new(reads, writes, program.arena_bytes as usize);
+            let slots = slots.map_err(|error| malformed(error.to_string()))?;
+            requirements.admit(&slots).map_err(|error| malformed(error.to_string()))?;
+            steps.push(LoadedStep { slots, run: lowered.run });
+        }
+        let shared = Shared { program: program.clone(), isa: machine.isa, pool: self.pool.clone(), constants, requirements, steps };
+        Ok(Arc::new(Loaded(Arc::new(shared))))
+    }
+}
+
+impl CpuDevice {
+    /// What the Program was compiled for, if this device can run it.
+    fn machine_of(&self, program: &Program) -> Result<Machine, LoadError> {
+        let refuse = |reason: &str| LoadError::Target { found: program.target.clone(), reason: reason.to_string() };
+        let rest = program.target.strip_prefix(KIND).and_then(|rest| rest.strip_prefix(':'));
+        let (features, threads) = rest
+            .and_then(|rest| rest.split_once(" threads="))
+            .ok_or_else(|| refuse("it is not a CPU target"))?;
+        let isa = Isa::from_name(features).ok_or_else(|| refuse("its instruction set is unknown here"))?;
+        if !isa.is_supported() {
+            return Err(refuse("this CPU does not have its instructions"));
+        }
+        let threads: usize = threads.parse().map_err(|_| refuse("its number of threads is not a number"))?;
+        if threads < self.pool.threads() {
+            return Err(refuse("it was compiled for fewer threads than this device has"));
+        }
+        debug_assert!(isa <= self.isa);
+        Ok(Machine { isa, threads })
+    }
+}
+
+struct LoadedStep {
+    slots: StepSlots,
+    run: Run,
+}
+
+struct Shared {
+    program: Arc<Program>,
+    isa: Isa,
+    pool: Arc<ThreadPool>,
+    constants: Vec<AlignedBytes>,
+    requirements: Requirements,
+    steps: Vec<LoadedStep>,
+}
+
+struct Loaded(Arc<Shared>);
+
+impl LoadedProgram for Loaded {
+    fn program(&self) -> &Program {
+        &self.0.program
+    }
+
+    fn context(&self) -> Box<dyn DeviceContext> {
+        let arena = Arena::new(self.0.program.arena_bytes as usize);
+        Box::new(CpuContext { shared: self.0.clone(), arena })
+    }
+}
+
+struct CpuContext {
+    shared: Arc<Shared>,
+    arena: Arena,
+}
+
+impl DeviceContext for CpuContext {
+    fn run(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), RunError> {
+        self.run_steps(inputs, outputs, |_, _| {})
+    }
+
+    fn run_timed(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<Vec<Duration>, RunError> {
+        let mut times = vec![Duration::ZERO; self.shared.steps.len()];
+        self.run_steps(inputs, outputs, |step, time| times[step] = time)?;
+        Ok(times)
+    }
+}
+
+impl CpuContext {
+    fn run_steps(
+        &mut self,
+        inputs: &[&[u8]],
+        outputs: &mut [&mut [u8]],
+        mut observe: impl FnMut(usize, Duration),
+    ) -> Result<(), RunError> {
+        let shared = &*self.shared;
+        let exec = Exec::new(shared.isa, &shared.pool)
+            .ok_or_else(|| RunError::Buffer("this CPU does not have the Program's instructions".to_string()))?;
+        let mut bound = Bound::new(&shared.requirements, &mut self.arena, &shared.constants, inputs, outputs)
+            .map_err(|error| RunError::Buffer(error.to_string()))?;
+        let mut start = Instant::now();
+        for (position, step) in shared.steps.iter().enumerate() {
+            let mut args = bound.args(&step.slots);
+            (step.run)(&mut args, exec).map_err(|reason| step_error(&shared.program, position, reason))?;
+            let now = Instant::now();
+            observe(position, now - start);
+            start = now;
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn step_error(program: &Program, position: usize, reason: String) -> RunError {
+    let step = &program.steps[position];
+    RunError::Step { step: position, kernel: step.kernel.clone(), node: step.provenance.join(", "), reason }
+}
+
+fn requirements(program: &Program) -> Result<Requirements, LoadError> {
+    let ports = |ports: &[Port]| {
+        ports
+            .iter()
+            .map(|port| {
+                let dtype = DType::from_name(&port.dtype)
+                    .ok_or_else(|| LoadError::Malformed(format!("element type '{}' of '{}'", port.dtype, port.name)))?;
+                Ok(Requirement { bytes: port.bytes as usize, align: dtype.size_bytes() })
+            })
+            .collect::<Result<Vec<Requirement>, LoadError>>()
+    };
+    Ok(Requirements {
+        arena_bytes: program.arena_bytes as usize,
+        constants: program
+            .constants
+            .iter()
+            .map(|constant| Requirement { bytes: constant.bytes as usize, align: 1 })
+            .collect(),
+        inputs: ports(&program.inputs)?,
+        outputs: ports(&program.outputs)?,
+    })
+}
+
+fn arena_slot(slot: &Slot) -> arena::Slot {
+    let place = match slot.place {
+        Place::Arena(offset) => arena::Place::Arena { offset: offset as usize },
+        Place::Input(position) => arena::Place::Input(position as usize),
+        Place::Output(position) => arena::Place::Output(position as usize),
+        Place::Constant(position) => arena::Place::Constant(position as usize),
+    };
+    arena::Slot { place, bytes: slot.bytes as usize }
+}

@@ -1,0 +1,13 @@
+//! The CPU target and device. Compiling picks a kernel for every node, packs constants and plans one arena; running is a
+//! loop over steps without allocation, type dispatch or locks.
+#![forbid(unsafe_code)]
+
+pub mod device;
+pub mod lower;
+mod ops;
+pub mod step;
+pub mod target;
+
+pub use device::CpuDevice;
+pub use precast_kernels::isa::Isa;
+pub use target::CpuTarget;

@@ -1,0 +1,224 @@
+//! Matrix products: packed weights with an epilogue, batches of plain matrices, and 8-bit products.
+
+use precast_ir::op::Matmul;
+use precast_kernels::epilogue::{self, Activation, Bias};
+use precast_kernels::gemm::{
+    self, BatchedGemm, BatchedOperand, MatrixA, MatrixB, Order, Packing, gemm_batched_scratch_len, gemm_scratch_len,
+};
+use precast_kernels::gemm_int::{self, GemmInt, ZeroPoints};
+use precast_tensor::{DType, Tensor};
+
+use crate::ops::epilogue::Epilogue;
+use crate::step::{Lowered, Machine, Read, StepNode};
+
+/// A product of f32 matrices.
+pub fn lower_matmul(
+    step: &StepNode,
+    op: &Matmul,
+    epilogue: &Epilogue,
+    machine: Machine,
+) -> Result<Option<Lowered>, String> {
+    if step.dtype(0) != DType::F32 || step.dtype(1) != DType::F32 {
+        return Ok(None);
+    }
+    if step.is_constant(1) && step.shape(1).len() == 2 && !op.transpose_a {
+        return lower_weights(step, op, epilogue, machine).map(Some);
+    }
+    if epilogue.bias.is_some() || epilogue.residual.is_some() {
+        return Ok(None);
+    }
+    Ok(lower_batched(step, op, epilogue.activation, machine))
+}
+
+/// x[.., K] · W[K, N]: all leading axes of x are rows.
+fn lower_weights(step: &StepNode, op: &Matmul, epilogue: &Epilogue, machine: Machine) -> Result<Lowered, String> {
+    let x = step.shape(0);
+    let k = x[x.len() - 1];
+    let m: usize = x[..x.len() - 1].iter().product();
+    let weights = step.shape(1);
+    let n = if op.transpose_b { weights[0] } else { weights[1] };
+    let packed = match step.constant(1) {
+        None => None,
+        Some(tensor) => {
+            let elements = tensor.to_vec::<f32>().map_err(|error| error.to_string())?;
+            let matrix = if op.transpose_b {
+                MatrixB::Columns { data: &elements, stride: k }
+            } else {
+                MatrixB::Rows { data: &elements, stride: n }
+            };
+            let packed = gemm::pack_b(machine.isa, k, n, matrix);
+            Some(Tensor::from_vec([packed.len()], packed).map_err(|error| error.to_string())?)
+        }
+    };
+    let scratch =
+        gemm_scratch_len(machine.isa, machine.threads, m, n, k, Packing::Plain, Packing::Packed) * size_of::<f32>();
+    let mut reads = vec![Read::Input(0), Read::Packed(packed)];
+    let bias = epilogue.bias.map(|input| push(&mut reads, input));
+    let residual = epilogue.residual.map(|input| push(&mut reads, input));
+    let activation = epilogue.activation;
+    Ok(Lowered {
+        kernel: format!("gemm{}", epilogue.suffix()),
+        reads,
+        scratch_bytes: scratch,
+        run: Box::new(move |args, exec| {
+            let a = MatrixA::Rows { data: args.read(0), stride: k };
+            let b = MatrixB::Packed(args.read(1));
+            let bias = bias.map_or(Bias::None, |read| Bias::Columns(args.read(read)));
+            let residual = residual.map(|read| args.read::<f32>(read));
+            let c = args.write::<f32>(0);
+            let scratch: &mut [f32] = if scratch > 0 { args.write(1) } else { &mut [] };
+            let epilogue = epilogue::Epilogue { bias, residual, activation };
+            gemm::gemm(exec, m, n, k, a, b, c, n, &epilogue, scratch);
+            Ok(())
+        }),
+    })
+}
+
+fn push(reads: &mut Vec<Read>, input: usize) -> usize {
+    reads.push(Read::Input(input));
+    reads.len() - 1
+}
+
+/// Products of two computed operands, batch axes broadcast.
+fn lower_batched(step: &StepNode, op: &Matmul, activation: Activation, machine: Machine) -> Option<Lowered> {
+    let (a, b, c) = (step.shape(0), step.shape(1), step.output_shape(0));
+    let (m, n) = (c[c.len() - 2], c[c.len() - 1]);
+    let k = if op.transpose_a { a[a.len() - 2] } else { a[a.len() - 1] };
+    let batch = &c[..c.len() - 2];
+    let operand = |transposed: bool, rows: usize, columns: usize| BatchedOperand {
+        order: if transposed { Order::Columns } else { Order::Rows },
+        stride: if transposed { rows } else { columns },
+        batch_stride: 0,
+    };
+    let mut batched = BatchedGemm {
+        batch: 1,
+        m,
+        n,
+        k,
+        a: operand(op.transpose_a, m, k),
+        b: operand(op.transpose_b, k, n),
+        c_stride: n,
+        c_batch_stride: m * n,
+        alpha: 1.0,
+    };
+    let items: usize = batch.iter().product();
+    let (a_offsets, b_offsets) = (offsets(&a, batch, m * k), offsets(&b, batch, k * n));
+    let uniform = |offsets: &[usize]| {
+        let stride = offsets.get(1).copied().unwrap_or(0);
+        offsets.iter().enumerate().all(|(item, &offset)| offset == item * stride).then_some(stride)
+    };
+    if let (Some(a_stride), Some(b_stride)) = (uniform(&a_offsets), uniform(&b_offsets)) {
+        batched = BatchedGemm {
+            batch: items,
+            a: BatchedOperand { batch_stride: a_stride, ..batched.a },
+            b: BatchedOperand { batch_stride: b_stride, ..batched.b },
+            ..batched
+        };
+    }
+    let scratch = gemm_batched_scratch_len(machine.isa, machine.threads, &batched) * size_of::<f32>();
+    let is_one_call = batched.batch == items;
+    Some(Lowered {
+        kernel: "gemm_batched".to_string(),
+        reads: vec![Read::Input(0), Read::Input(1)],
+        scratch_bytes: scratch,
+        run: Box::new(move |args, exec| {
+            let (a, b) = (args.read::<f32>(0), args.read::<f32>(1));
+            let c = args.write::<f32>(0);
+            let scratch: &mut [f32] = if scratch > 0 { args.write(1) } else { &mut [] };
+            let epilogue = epilogue::Epilogue { activation, ..Default::default() };
+            if is_one_call {
+                gemm::gemm_batched(exec, &batched, a, b, c, &epilogue, scratch);
+                return Ok(());
+            }
+            for (item, c) in c.chunks_mut((m * n).max(1)).enumerate() {
+                let (a, b) = (&a[a_offsets[item]..], &b[b_offsets[item]..]);
+                gemm::gemm_batched(exec, &batched, a, b, c, &epilogue, scratch);
+            }
+            Ok(())
+        }),
+    })
+}
+
+/// Where the matrices of an operand start, for each item of the broadcast batch.
+fn offsets(shape: &[usize], batch: &[usize], matrix: usize) -> Vec<usize> {
+    let own = &shape[..shape.len() - 2];
+    let strides = crate::ops::broadcast_strides(own, batch);
+    let items: usize = batch.iter().product();
+    (0..items)
+        .map(|item| {
+            let (mut rest, mut offset) = (item, 0);
+            for axis in (0..batch.len()).rev() {
+                offset += rest % batch[axis] * strides[axis];
+                rest /= batch[axis];
+            }
+            offset * matrix
+        })
+        .collect()
+}
+
+/// A product of 8-bit matrices: constant weights packed while compiling, computed ones at run time.
+pub fn lower_matmul_int(step: &StepNode, _machine: Machine) -> Result<Option<Lowered>, String> {
+    let (a, b) = (step.shape(0), step.shape(1));
+    let elements = |input: usize| step.shape(input).iter().product::<usize>();
+    if b.len() != 2 || a.len() < 2 || elements(2) != 1 {
+        return Ok(None);
+    }
+    let (k, n) = (b[0], b[1]);
+    let m: usize = a[..a.len() - 1].iter().product();
+    let (is_a_signed, is_b_signed) = (step.dtype(0) == DType::I8, step.dtype(1) == DType::I8);
+    let is_b_constant = step.is_constant(1);
+    let mut reads = vec![Read::Input(0), Read::Input(2)];
+    reads.push(match (is_b_constant, step.constant(1)) {
+        (false, _) => Read::Input(1),
+        (true, None) => Read::Packed(None),
+        (true, Some(tensor)) => {
+            let packed = gemm_int::pack_b_int(k, n, tensor.as_bytes(), is_b_signed, false);
+            Read::Packed(Some(Tensor::from_vec([packed.len()], packed).map_err(|error| error.to_string())?))
+        }
+    });
+    let has_column_zeros = elements(3) != 1;
+    reads.push(match (has_column_zeros, step.is_constant(3), step.constant(3)) {
+        (false, _, _) => Read::Input(3),
+        // Zero points of columns that are computed at run time are rare.
+        (true, false, _) => return Ok(None),
+        (true, true, None) => Read::Packed(None),
+        (true, true, Some(tensor)) => {
+            let zeros: Vec<i32> =
+                tensor.to_i64_vec().map_err(|error| error.to_string())?.iter().map(|&zero| zero as i32).collect();
+            Read::Packed(Some(Tensor::from_vec([zeros.len()], zeros).map_err(|error| error.to_string())?))
+        }
+    });
+    let a_bytes = gemm_int::gemm_int_scratch_len(m, k, is_a_signed);
+    let b_bytes = if is_b_constant { 0 } else { gemm_int::packed_b_int_len(k, n) };
+    Ok(Some(Lowered {
+        kernel: "gemm_int".to_string(),
+        reads,
+        scratch_bytes: a_bytes + b_bytes,
+        run: Box::new(move |args, exec| {
+            let a_zero = ZeroPoints::Scalar(zero_point(args.read::<u8>(1), is_a_signed));
+            let b_zero = if has_column_zeros {
+                ZeroPoints::Each(args.read::<i32>(3))
+            } else {
+                ZeroPoints::Scalar(zero_point(args.read::<u8>(3), is_b_signed))
+            };
+            let c = args.write::<i32>(0);
+            let scratch: &mut [u8] = if a_bytes + b_bytes > 0 { args.write(1) } else { &mut [] };
+            let (b_scratch, a_scratch) = scratch.split_at_mut(b_bytes);
+            let packed_b = if is_b_constant {
+                args.read::<u8>(2)
+            } else {
+                gemm_int::pack_b_int_into(&exec, k, n, args.read(2), is_b_signed, false, b_scratch);
+                b_scratch
+            };
+            let gemm =
+                GemmInt { m, n, k, a: args.read(0), is_a_signed, a_zero, packed_b, is_b_signed, b_zero };
+            gemm_int::gemm_int(&exec, &gemm, c, n, a_scratch);
+            Ok(())
+        }),
+    }))
+}
+
+/// The only zero point of an operand.
+pub fn zero_point(bytes: &[u8], is_signed: bool) -> i32 {
+    if is_signed { i32::from(bytes[0] as i8) } else { i32::from(bytes[0]) }
+}

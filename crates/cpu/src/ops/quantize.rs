@@ -1,0 +1,71 @@
+//! Quantising f32 to bytes and back.
+
+use precast_ir::op::{Dequantize, Quantize};
+use precast_kernels::quantize::{self, QuantizeShape};
+use precast_tensor::DType;
+
+use crate::ops::around;
+use crate::step::{Lowered, StepNode};
+
+/// How the parameters lie over x: one for all, or one along the axis. Blocks are rare.
+fn parameters(step: &StepNode, axis: usize, block: usize) -> Option<QuantizeShape> {
+    let shape = step.shape(0);
+    let scales: usize = step.shape(1).iter().product();
+    if block != 0 || step.dtype(1) != DType::F32 {
+        return None;
+    }
+    if scales == 1 {
+        return Some(QuantizeShape::whole(shape.iter().product()));
+    }
+    let [outer, axis, inner] = around(&shape, axis);
+    (scales == axis).then_some(QuantizeShape { outer, axis, inner })
+}
+
+/// f32 to u8 or i8.
+pub fn lower_quantize(step: &StepNode, op: &Quantize) -> Result<Option<Lowered>, String> {
+    let Some(shape) = parameters(step, op.axis, op.block) else { return Ok(None) };
+    if step.dtype(0) != DType::F32 || op.precision != DType::F32 {
+        return Ok(None);
+    }
+    let has_zeros = step.input_count() > 2;
+    Ok(match op.to {
+        DType::U8 => Some(Lowered::plain("quantize", step, move |args, exec| {
+            let zeros: &[u8] = if has_zeros { args.read(2) } else { &[] };
+            quantize::quantize_u8(&exec, shape, args.read(0), args.read(1), zeros, args.write(0));
+            Ok(())
+        })),
+        DType::I8 => Some(Lowered::plain("quantize", step, move |args, exec| {
+            let zeros: &[i8] = if has_zeros { args.read(2) } else { &[] };
+            quantize::quantize_i8(&exec, shape, args.read(0), args.read(1), zeros, args.write(0));
+            Ok(())
+        })),
+        _ => None,
+    })
+}
+
+/// u8, i8 or i32 to f32.
+pub fn lower_dequantize(step: &StepNode, op: &Dequantize) -> Result<Option<Lowered>, String> {
+    let Some(shape) = parameters(step, op.axis, op.block) else { return Ok(None) };
+    if op.to != DType::F32 {
+        return Ok(None);
+    }
+    let has_zeros = step.input_count() > 2;
+    Ok(match step.dtype(0) {
+        DType::U8 => Some(Lowered::plain("dequantize", step, move |args, exec| {
+            let zeros: &[u8] = if has_zeros { args.read(2) } else { &[] };
+            quantize::dequantize_u8(&exec, shape, args.read(0), args.read(1), zeros, args.write(0));
+            Ok(())
+        })),
+        DType::I8 => Some(Lowered::plain("dequantize", step, move |args, exec| {
+            let zeros: &[i8] = if has_zeros { args.read(2) } else { &[] };
+            quantize::dequantize_i8(&exec, shape, args.read(0), args.read(1), zeros, args.write(0));
+            Ok(())
+        })),
+        DType::I32 => Some(Lowered::plain("dequantize", step, move |args, exec| {
+            let zeros: &[i32] = if has_zeros { args.read(2) } else { &[] };
+            quantize::dequantize_i32(&exec, shape, args.read(0), args.read(1), zeros, args.write(0));
+            Ok(())
+        })),
+        _ => None,
+    })
+}

@@ -1,0 +1,241 @@
+//! Recurrent layers in f32 with constant weights: one product for all inputs of a direction, then the recurrence.
+
+use precast_ir::op::{Direction, Recurrent, RecurrentFn, UnaryFn};
+use precast_kernels::epilogue::{Activation, Bias, Epilogue};
+use precast_kernels::gemm::{self, MatrixA, MatrixB, Packing};
+use precast_kernels::recurrent::{self, LstmOptions, Reset, SequenceShape, Start};
+use precast_tensor::{DType, Tensor};
+
+use crate::step::{Lowered, Machine, Read, StepNode};
+
+/// Positions of the operands that a recurrent node has.
+#[derive(Clone, Copy, Default)]
+struct Operands {
+    bias: Option<usize>,
+    lengths: Option<usize>,
+    initial_h: Option<usize>,
+    initial_c: Option<usize>,
+    peepholes: Option<usize>,
+}
+
+impl Operands {
+    fn of(op: &Recurrent) -> Operands {
+        let mut next = 3;
+        let mut take = |is_present: bool| {
+            is_present.then(|| {
+                next += 1;
+                next - 1
+            })
+        };
+        Operands {
+            bias: take(op.bias),
+            lengths: take(op.lengths),
+            initial_h: take(op.initial_h),
+            initial_c: take(op.initial_c),
+            peepholes: take(op.peepholes),
+        }
+    }
+}
+
+/// Sizes of a layer.
+#[derive(Clone, Copy)]
+struct Layer {
+    steps: usize,
+    batch: usize,
+    input: usize,
+    hidden: usize,
+    gates: usize,
+    directions: usize,
+}
+
+/// A recurrent layer with the usual activations.
+pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Result<Option<Lowered>, String> {
+    let operands = Operands::of(op);
+    let Some(activations) = usual_activations(op) else { return Ok(None) };
+    let is_constant = [Some(1), Some(2), operands.bias].into_iter().flatten().all(|input| step.is_constant(input));
+    if !is_constant || step.dtype(0) != DType::F32 {
+        return Ok(None);
+    }
+    let x = step.shape(0);
+    let gates = gate_count(op.func);
+    let directions = if op.direction == Direction::Bidirectional { 2 } else { 1 };
+    let layer = Layer { steps: x[0], batch: x[1], input: x[2], hidden: op.hidden, gates, directions };
+    let packed = match step.constant(1) {
+        None => [None, None, None],
+        Some(_) => pack(step, op, &operands, layer, machine)?.map(Some),
+    };
+    let mut reads = vec![Read::Input(0)];
+    reads.extend(packed.into_iter().map(Read::Packed));
+    let mut push = |input: Option<usize>| {
+        input.map(|input| {
+            reads.push(Read::Input(input));
+            reads.len() - 1
+        })
+    };
+    let (lengths, initial_h, initial_c, peepholes) =
+        (push(operands.lengths), push(operands.initial_h), push(operands.initial_c), push(operands.peepholes));
+    let shape = SequenceShape {
+        steps: layer.steps,
+        batch: layer.batch,
+        hidden: layer.hidden,
+        direction: recurrent::Direction::Forward,
+        y_stride: directions * layer.batch * layer.hidden,
+        clip: if op.clip > 0.0 { op.clip as f32 } else { f32::INFINITY },
+    };
+    let rows = layer.steps * layer.batch;
+    let projected = rows * gates * layer.hidden;
+    let product =
+        gemm::gemm_scratch_len(machine.isa, machine.threads, rows, gates * layer.hidden, layer.input, Packing::Plain, Packing::Packed);
+    let recurrence = match op.func {
+        RecurrentFn::Lstm => recurrent::lstm_scratch_len(machine.isa, machine.threads, &shape),
+        RecurrentFn::Gru => recurrent::gru_scratch_len(machine.isa, machine.threads, &shape),
+        RecurrentFn::Rnn => recurrent::rnn_scratch_len(machine.isa, machine.threads, &shape),
+    };
+    let (op, state) = (op.clone(), layer.batch * layer.hidden);
+    let scratch_len = projected + product.max(recurrence);
+    Ok(Some(Lowered {
+        kernel: format!("recurrent.{}", op.func.name()),
+        reads,
+        scratch_bytes: scratch_len * size_of::<f32>(),
+        run: Box::new(move |args, exec| {
+            let x = args.read::<f32>(0);
+            let (w, r, biases) = (args.read::<f32>(1), args.read::<f32>(2), args.read::<f32>(3));
+            let optional = |read: Option<usize>| read.map(|read| args.read::<f32>(read));
+            let (initial_h, initial_c, peepholes) = (optional(initial_h), optional(initial_c), optional(peepholes));
+            let lengths = lengths.map(|read| args.read::<i32>(read));
+            let is_lstm = op.func == RecurrentFn::Lstm;
+            let (y, y_h) = (args.write::<f32>(0), args.write::<f32>(1));
+            let y_c: &mut [f32] = if is_lstm { args.write(2) } else { &mut [] };
+            let scratch = args.write::<f32>(if is_lstm { 3 } else { 2 });
+            let (projected, scratch) = scratch.split_at_mut(projected);
+            let (w_len, r_len, bias_len) =
+                (w.len() / directions, r.len() / directions, biases.len() / directions);
+            for direction in 0..directions {
+                let bias = &biases[direction * bias_len..][..bias_len];
+                let (input_bias, hidden_bias) = bias.split_at(gates * layer.hidden);
+                let epilogue = Epilogue { bias: Bias::Columns(input_bias), ..Default::default() };
+                let a = MatrixA::Rows { data: x, stride: layer.input };
+                let b = MatrixB::Packed(&w[direction * w_len..][..w_len]);
+                let columns = gates * layer.hidden;
+                gemm::gemm(exec, rows, columns, layer.input, a, b, projected, columns, &epilogue, scratch);
+                let part = direction * state;
+                let start = Start {
+                    hidden: initial_h.map(|h| &h[part..][..state]),
+                    cell: initial_c.map(|c| &c[part..][..state]),
+                    lengths,
+                };
+                let is_reverse = direction == 1 || op.direction == Direction::Reverse;
+                let shape = SequenceShape {
+                    direction: if is_reverse { recurrent::Direction::Reverse } else { recurrent::Direction::Forward },
+                    ..shape
+                };
+                let r = &r[direction * r_len..][..r_len];
+                let y = Some(&mut y[part.min(y_len(layer))..]);
+                let y_h = &mut y_h[part..][..state];
+                match op.func {
+                    RecurrentFn::Lstm => {
+                        let peepholes = peepholes.map(|p| &p[direction * 3 * layer.hidden..][..3 * layer.hidden]);
+                        let options = LstmOptions { peepholes, couples_input_forget: op.input_forget };
+                        let y_c = &mut y_c[part..][..state];
+                        recurrent::lstm(exec, &shape, projected, r, &options, &start, y, y_h, y_c, scratch);
+                    }
+                    RecurrentFn::Gru => {
+                        let reset = if op.linear_before_reset {
+                            Reset::AfterProduct(Some(hidden_bias))
+                        } else {
+                            Reset::BeforeProduct
+                        };
+                        recurrent::gru(exec, &shape, projected, r, reset, &start, y, y_h, scratch);
+                    }
+                    RecurrentFn::Rnn => {
+                        recurrent::rnn(exec, &shape, projected, r, activations[direction], &start, y, y_h, scratch);
+                    }
+                }
+            }
+            Ok(())
+        }),
+    }))
+}
+
+fn y_len(layer: Layer) -> usize {
+    layer.steps * layer.directions * layer.batch * layer.hidden
+}
+
+fn gate_count(func: RecurrentFn) -> usize {
+    match func {
+        RecurrentFn::Rnn => 1,
+        RecurrentFn::Gru => 3,
+        RecurrentFn::Lstm => 4,
+    }
+}
+
+/// The output activation of each direction, if all others are the usual ones.
+fn usual_activations(op: &Recurrent) -> Option<Vec<Activation>> {
+    let usual: &[UnaryFn] = match op.func {
+        RecurrentFn::Rnn => &[],
+        RecurrentFn::Gru => &[UnaryFn::Sigmoid, UnaryFn::Tanh],
+        RecurrentFn::Lstm => &[UnaryFn::Sigmoid, UnaryFn::Tanh, UnaryFn::Tanh],
+    };
+    if op.func == RecurrentFn::Rnn {
+        return op
+            .activations
+            .iter()
+            .map(|func| match func {
+                UnaryFn::Tanh => Some(Activation::Tanh),
+                UnaryFn::Relu => Some(Activation::Relu),
+                UnaryFn::Sigmoid => Some(Activation::Sigmoid),
+                _ => None,
+            })
+            .collect();
+    }
+    let is_usual = op.activations.chunks(usual.len()).all(|direction| direction == usual);
+    is_usual.then(|| vec![Activation::None; 2])
+}
+
+/// Packed input weights, packed recurrent weights, and for each direction the bias of the input product followed by the
+/// bias that a GRU with `linear_before_reset` adds to its hidden product.
+fn pack(
+    step: &StepNode,
+    op: &Recurrent,
+    operands: &Operands,
+    layer: Layer,
+    machine: Machine,
+) -> Result<[Tensor; 3], String> {
+    let read = |input: usize| -> Result<Vec<f32>, String> {
+        let tensor = step.constant(input).ok_or("a constant has no value")?;
+        tensor.to_vec::<f32>().map_err(|error| error.to_string())
+    };
+    let (w, r) = (read(1)?, read(2)?);
+    let columns = layer.gates * layer.hidden;
+    let bias = match operands.bias {
+        Some(input) => read(input)?,
+        None => vec![0.0; layer.directions * 2 * columns],
+    };
+    let (mut packed_w, mut packed_r, mut biases) = (Vec::new(), Vec::new(), Vec::new());
+    for direction in 0..layer.directions {
+        let w = &w[direction * columns * layer.input..][..columns * layer.input];
+        packed_w.extend(gemm::pack_b(
+            machine.isa,
+            layer.input,
+            columns,
+            MatrixB::Columns { data: w, stride: layer.input },
+        ));
+        let r = &r[direction * columns * layer.hidden..][..columns * layer.hidden];
+        packed_r.extend(match op.func {
+            RecurrentFn::Gru => recurrent::pack_recurrent_gru(machine.isa, layer.hidden, r),
+            RecurrentFn::Lstm | RecurrentFn::Rnn => {
+                recurrent::pack_recurrent(machine.isa, layer.gates, layer.hidden, r)
+            }
+        });
+        let (input_bias, hidden_bias) = bias[direction * 2 * columns..][..2 * columns].split_at(columns);
+        let keeps_hidden = op.func == RecurrentFn::Gru && op.linear_before_reset;
+        let last = columns - layer.hidden;
+        biases.extend((0..columns).map(|column| {
+            let is_apart = keeps_hidden && column >= last;
+            input_bias[column] + if is_apart { 0.0 } else { hidden_bias[column] }
+        }));
+        biases.extend_from_slice(&hidden_bias[last..]);
+    }
+    let tensor = |elements: Vec<f32>| Tensor::from_vec([elements.len()], elements).map_err(|error| error.to_string());
+    Ok([tensor(packed_w)?, tensor(packed_r)?, tensor(biases)?])
+}

@@ -1,0 +1,103 @@
+//! Prints times and GFLOP/s of the f32 convolution kernels on the layers of ResNet-50 and MobileNet-v2:
+//! `cargo run --release --example conv_speed`.
+
+use precast_kernels::conv::*;
+use precast_kernels::gemm::{Activation, Bias, Epilogue};
+use precast_kernels::isa::{Exec, Isa};
+use precast_kernels::pool::ThreadPool;
+use std::time::Instant;
+
+fn main() {
+    println!("{:<44} {:>7} {:>17} {:>17}", "layer", "isa", "1 thread", "2 threads");
+    let layers = [
+        (3, 64, 1, 224, 7, 2),
+        (64, 64, 1, 56, 1, 1),
+        (64, 64, 1, 56, 3, 1),
+        (64, 256, 1, 56, 1, 1),
+        (256, 64, 1, 56, 1, 1),
+        (128, 128, 1, 56, 3, 2),
+        (128, 128, 1, 28, 3, 1),
+        (128, 512, 1, 28, 1, 1),
+        (256, 512, 1, 56, 1, 2),
+        (256, 256, 1, 14, 3, 1),
+        (256, 1024, 1, 14, 1, 1),
+        (512, 512, 1, 7, 3, 1),
+        (512, 2048, 1, 7, 1, 1),
+        (128, 128, 32, 56, 3, 1),
+        (3, 32, 1, 224, 3, 2),
+        (32, 32, 32, 112, 3, 1),
+        (96, 96, 96, 112, 3, 2),
+        (144, 144, 144, 56, 3, 1),
+        (144, 144, 144, 56, 3, 2),
+        (192, 192, 192, 28, 3, 1),
+        (384, 384, 384, 14, 3, 1),
+        (960, 960, 960, 7, 3, 1),
+        (240, 240, 240, 28, 5, 1),
+        (672, 672, 672, 14, 5, 2),
+    ];
+    for layer in layers {
+        time_conv(Isa::detect(), layer);
+    }
+    for layer in layers
+        .into_iter()
+        .skip(2)
+        .step_by(4)
+        .filter(|_| Isa::Avx2.is_supported())
+    {
+        time_conv(Isa::Avx2, layer);
+    }
+}
+
+fn time_conv(
+    isa: Isa,
+    (in_channels, out_channels, groups, size, filter, stride): (usize, usize, usize, usize, usize, usize),
+) {
+    let out_size = size.div_ceil(stride);
+    let shape = ConvShape {
+        batch: 1,
+        in_channels,
+        in_height: size,
+        in_width: size,
+        out_channels,
+        out_height: out_size,
+        out_width: out_size,
+        filter_height: filter,
+        filter_width: filter,
+        stride: [stride; 2],
+        pad_top: filter / 2,
+        pad_left: filter / 2,
+        dilation: [1, 1],
+        groups,
+    };
+    let x = vec![0.5_f32; in_channels * size * size];
+    let weights = vec![0.25_f32; out_channels * in_channels / groups * filter * filter];
+    let packed = pack_filter(isa, &shape, &weights);
+    let bias = vec![1.0_f32; out_channels];
+    let mut y = vec![0.0_f32; out_channels * out_size * out_size];
+    let epilogue = Epilogue {
+        bias: Bias::Rows(&bias),
+        residual: None,
+        activation: Activation::Relu,
+    };
+    let flops = 2 * y.len() * in_channels / groups * filter * filter;
+    let times = [1, 2].map(|threads| {
+        let pool = ThreadPool::new(threads);
+        let Some(exec) = Exec::new(isa, &pool) else { return 0.0 };
+        let mut scratch = vec![0.0; conv_scratch_len(isa, threads, &shape)];
+        seconds(|| conv(exec, &shape, &x, &packed, &epilogue, &mut scratch, &mut y))
+    });
+    let name = format!("{in_channels}->{out_channels} /{groups} {size}² {filter}x{filter} stride {stride}");
+    let shown = times.map(|time| format!("{:>8.1} µs {:>6.1}", time * 1e6, flops as f64 / time / 1e9));
+    println!("{name:<44} {:>7} {:>17} {:>17}", &isa.name()[..4], shown[0], shown[1]);
+}
+
+/// The best of several rounds, since anything else on the machine only makes them slower.
+fn seconds(mut body: impl FnMut()) -> f64 {
+    let mut best = f64::INFINITY;
+    for _ in 0..60 {
+        let started = Instant::now();
+        body();
+        best = best.min(started.elapsed().as_secs_f64());
+    }
+    best
+}

@@ -1,0 +1,401 @@
+//! The loops around the register tiles: one or many products of one shape, cut over threads and caches.
+//!
+//! GEMM, batched GEMM and convolution all end here and differ in where the panels of B come from. Work is cut along
+//! items, rows and columns, never along k, so results are the same bits for any number of threads.
+
+use crate::conv_patches::ImagePatches;
+use crate::epilogue::{Activation, Bias};
+use crate::gemm_pack::{MatrixA, MatrixB, pack_a_tile, pack_b_panel, row_tiles};
+use crate::gemm_tile::{Finish, K_BLOCK, TileCall, TileKernel, TileShape, tile_kernel, tile_shape};
+use crate::isa::{Exec, Isa};
+use crate::pool::{SharedMut, share};
+use std::ops::Range;
+use std::ptr::null;
+
+/// Columns of C done together: their panels of one k block stay in a second-level cache of 512 KiB or more.
+const BLOCK_COLUMNS: usize = 256;
+/// Twice as many when A must be packed for each block.
+const BLOCK_COLUMNS_PLAIN_A: usize = 512;
+/// Row tiles done together when B is packed: their part of C stays in the second-level cache.
+const BLOCK_TILES: usize = 24;
+/// With no more row tiles than this, copying rows of B costs more than reading them in place.
+const DIRECT_TILES_MAX: usize = 2;
+/// Work below this many nanoseconds stays on one thread.
+const SPLIT_NS: usize = 20_000;
+
+/// The right operand of an item: a matrix, or the patches of an image.
+#[derive(Clone, Copy)]
+pub(crate) enum SourceB<'a> {
+    Matrix(MatrixB<'a>),
+    Image(ImagePatches<'a>),
+}
+
+/// One product C = A·B of a drive.
+#[derive(Clone, Copy)]
+pub(crate) struct Item<'a> {
+    pub a: MatrixA<'a>,
+    pub b: SourceB<'a>,
+    /// Where its C starts, in elements; also in the residual.
+    pub c_start: usize,
+    pub bias: Bias<'a>,
+}
+
+/// The common shape of all items.
+#[derive(Clone, Copy)]
+pub(crate) struct DriveShape {
+    pub items: usize,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub c_stride: usize,
+}
+
+/// What is done to every item's product.
+#[derive(Clone, Copy)]
+pub(crate) struct DriveEpilogue<'a> {
+    pub scale: f32,
+    pub residual: Option<&'a [f32]>,
+    pub activation: Activation,
+}
+
+/// Elements of scratch that `drive` needs.
+pub(crate) fn drive_scratch_len(isa: Isa, threads: usize, shape: &DriveShape, packs_a: bool, packs_b: bool) -> usize {
+    threads.max(1) * part_scratch_len(isa, shape, packs_a, packs_b)
+}
+
+fn part_scratch_len(isa: Isa, shape: &DriveShape, packs_a: bool, packs_b: bool) -> usize {
+    let TileShape { rows_max, cols } = tile_shape(isa);
+    let k = shape.k.min(K_BLOCK);
+    let a = if packs_a { rows_max.min(shape.m) * k } else { 0 };
+    let b = if packs_b {
+        block_columns(packs_a).min(shape.n.next_multiple_of(cols)) * k
+    } else {
+        0
+    };
+    (a + b).next_multiple_of(16)
+}
+
+fn block_columns(packs_a: bool) -> usize {
+    if packs_a { BLOCK_COLUMNS_PLAIN_A } else { BLOCK_COLUMNS }
+}
+
+/// Computes every item into `c`. The C of different items must not overlap. `packs_a` and `packs_b` say whether any
+/// item has an operand that is not packed.
+pub(crate) fn drive<'a>(
+    exec: Exec,
+    shape: &DriveShape,
+    item: &(dyn Fn(usize) -> Item<'a> + Sync),
+    packs_a: bool,
+    packs_b: bool,
+    epilogue: &DriveEpilogue,
+    c: &mut [f32],
+    scratch: &mut [f32],
+) {
+    if shape.items == 0 || shape.m == 0 || shape.n == 0 {
+        return;
+    }
+    let (isa, tile) = (exec.isa(), tile_shape(exec.isa()));
+    let (tiles, panels) = (row_tiles(isa, shape.m), shape.n.div_ceil(tile.cols));
+    let threads = if estimate_ns(shape) < SPLIT_NS {
+        1
+    } else {
+        exec.threads()
+    };
+    let grid = choose_grid(threads, tile, [shape.items, tiles, panels]);
+    let parts = grid.iter().product();
+    let part_scratch = part_scratch_len(isa, shape, packs_a, packs_b);
+    assert!(
+        scratch.len() >= parts * part_scratch,
+        "scratch of {} for {parts}×{part_scratch}",
+        scratch.len()
+    );
+    let (c, scratch) = (SharedMut::new(c), SharedMut::new(scratch));
+    exec.pool().run(parts, &|part| {
+        let items = share(shape.items, grid[0], part / (grid[1] * grid[2]));
+        let tiles = share(tiles, grid[1], part / grid[2] % grid[1]);
+        let panels = share(panels, grid[2], part % grid[2]);
+        // SAFETY: every part has its own stretch of the scratch.
+        let scratch = unsafe { scratch.slice(part * part_scratch, part_scratch) };
+        for index in items {
+            let block = Block {
+                isa,
+                tile,
+                shape,
+                item: item(index),
+                packs_a,
+                epilogue,
+                c: &c,
+            };
+            block.check();
+            block.run(tiles.clone(), panels.clone(), scratch);
+        }
+    });
+}
+
+/// A rough time for one thread: arithmetic at 100 flops and weights at 20 bytes a nanosecond.
+fn estimate_ns(shape: &DriveShape) -> usize {
+    let products = shape
+        .items
+        .saturating_mul(shape.m)
+        .saturating_mul(shape.n)
+        .saturating_mul(shape.k);
+    products / 50 + shape.items.saturating_mul(shape.n).saturating_mul(shape.k) / 5
+}
+
+/// Cuts items, row tiles and panels so that the largest part is cheapest; ties go to items, then to panels.
+fn choose_grid(threads: usize, tile: TileShape, counts: [usize; 3]) -> [usize; 3] {
+    let mut best = ([1, 1, 1], part_cost(tile, counts));
+    for by_items in (1..=threads.min(counts[0])).rev() {
+        for by_tiles in 1..=(threads / by_items).min(counts[1]) {
+            let by_panels = (threads / by_items / by_tiles).min(counts[2]);
+            let largest = [
+                counts[0].div_ceil(by_items),
+                counts[1].div_ceil(by_tiles),
+                counts[2].div_ceil(by_panels),
+            ];
+            let cost = part_cost(tile, largest);
+            if cost < best.1 {
+                best = ([by_items, by_tiles, by_panels], cost);
+            }
+        }
+    }
+    best.0
+}
+
+/// Cost of a part for each step of k, in sixteenths of a cycle: one cycle for 16 products, and reading A and B from
+/// an outer cache at two values a cycle, since every part reads all of its own.
+fn part_cost(tile: TileShape, [items, tiles, panels]: [usize; 3]) -> usize {
+    let (rows, columns) = (tiles * tile.rows_max, panels * tile.cols);
+    items * (rows * columns + 8 * (rows + columns))
+}
+
+/// One item and everything its tiles share.
+struct Block<'a> {
+    isa: Isa,
+    tile: TileShape,
+    shape: &'a DriveShape,
+    item: Item<'a>,
+    packs_a: bool,
+    epilogue: &'a DriveEpilogue<'a>,
+    c: &'a SharedMut<'a, f32>,
+}
+
+/// Panels of B for one block of k: panel p starts at `start + p * panel_stride`.
+#[derive(Clone, Copy)]
+struct PanelBlock {
+    start: *const f32,
+    panel_stride: usize,
+    k_stride: usize,
+    /// Where the last panel is instead, when it is not as wide as the others.
+    last: Option<*const f32>,
+}
+
+impl Block<'_> {
+    /// Panics when an operand, C, a bias or the residual is too short for the shape.
+    fn check(&self) {
+        let DriveShape { m, n, k, c_stride, .. } = *self.shape;
+        self.item.a.check(m, k);
+        match self.item.b {
+            SourceB::Matrix(MatrixB::Packed(data)) => {
+                assert!(
+                    data.len() >= n.next_multiple_of(self.tile.cols).saturating_mul(k),
+                    "packed B of {} for {k}×{n}",
+                    data.len()
+                );
+            }
+            SourceB::Matrix(matrix) => matrix.check(k, n),
+            SourceB::Image(_) => {}
+        }
+        let c_end = (m - 1)
+            .saturating_mul(c_stride)
+            .saturating_add(n)
+            .saturating_add(self.item.c_start);
+        assert!(
+            c_stride >= n && self.c.len() >= c_end,
+            "C of {} for {m}×{n}",
+            self.c.len()
+        );
+        assert!(
+            self.epilogue.residual.is_none_or(|residual| residual.len() >= c_end),
+            "residual for {m}×{n}"
+        );
+        match self.item.bias {
+            Bias::None => {}
+            Bias::Rows(bias) => assert!(bias.len() >= m, "bias of {} for {m} rows", bias.len()),
+            Bias::Columns(bias) => assert!(bias.len() >= n, "bias of {} for {n} columns", bias.len()),
+        }
+    }
+
+    /// Computes the part of C in these row tiles and panels.
+    fn run(&self, tiles: Range<usize>, panels: Range<usize>, scratch: &mut [f32]) {
+        let a_len = if self.packs_a {
+            self.tile.rows_max.min(self.shape.m) * self.shape.k.min(K_BLOCK)
+        } else {
+            0
+        };
+        let (a_scratch, b_scratch) = scratch.split_at_mut(a_len);
+        let panel_group = block_columns(self.packs_a) / self.tile.cols;
+        let is_b_packed = matches!(self.item.b, SourceB::Matrix(MatrixB::Packed(_)));
+        let tile_group = if is_b_packed { BLOCK_TILES } else { tiles.len() };
+        for first_panel in panels.clone().step_by(panel_group) {
+            let panels = first_panel..panels.end.min(first_panel + panel_group);
+            for first_tile in tiles.clone().step_by(tile_group.max(1)) {
+                let tiles = first_tile..tiles.end.min(first_tile + tile_group);
+                self.run_block(tiles, panels.clone(), a_scratch, b_scratch);
+            }
+        }
+    }
+
+    /// One cache block of C: all of k, a block at a time.
+    fn run_block(&self, tiles: Range<usize>, panels: Range<usize>, a_scratch: &mut [f32], b_scratch: &mut [f32]) {
+        let (m, k) = (self.shape.m, self.shape.k);
+        let tile_count = row_tiles(self.isa, m);
+        // An empty k still writes its zeros and their epilogue.
+        let k_blocks = k.div_ceil(K_BLOCK).max(1);
+        for k_block in 0..k_blocks {
+            let ks = share(k, k_blocks, k_block);
+            let b = self.panel_block(ks.clone(), panels.clone(), tiles.len(), b_scratch);
+            for tile in tiles.clone() {
+                let rows = share(m, tile_count, tile);
+                let a = match self.item.a {
+                    MatrixA::Packed(data) => data[rows.start * k + ks.start * rows.len()..].as_ptr(),
+                    plain => {
+                        let target = &mut a_scratch[..rows.len() * ks.len()];
+                        pack_a_tile(self.isa, plain, rows.clone(), ks.clone(), m, k, target);
+                        target.as_ptr()
+                    }
+                };
+                self.run_tile_row(rows, panels.clone(), a, &b, ks.clone());
+            }
+        }
+    }
+
+    /// One row tile times every panel of the block.
+    fn run_tile_row(&self, rows: Range<usize>, panels: Range<usize>, a: *const f32, b: &PanelBlock, ks: Range<usize>) {
+        let DriveShape { n, c_stride, .. } = *self.shape;
+        let kernel: TileKernel = tile_kernel(self.isa, rows.len());
+        let is_last = ks.end == self.shape.k;
+        let limits = self.epilogue.activation.limits();
+        for panel in panels.clone() {
+            let column = panel * self.tile.cols;
+            let c_start = self.item.c_start + rows.start * c_stride + column;
+            let cols = self.tile.cols.min(n - column);
+            let b_panel = match b.last {
+                Some(last) if panel + 1 == panels.end => (last, self.tile.cols),
+                _ => (
+                    b.start.wrapping_add((panel - panels.start) * b.panel_stride),
+                    b.k_stride,
+                ),
+            };
+            let call = TileCall {
+                k: ks.len(),
+                a,
+                b: b_panel.0,
+                b_stride: b_panel.1,
+                c: self.c.pointer(c_start),
+                c_stride,
+                cols,
+                is_first: ks.start == 0,
+                finish: is_last.then(|| self.finish(rows.start, column, c_start, limits)),
+            };
+            // SAFETY: `check` compared every operand with the shape, and the tile lies inside it; this part alone
+            // writes these rows and columns of C. The machine has the instruction set: it came through `Exec`.
+            unsafe { kernel(&call) };
+        }
+        if is_last && limits.is_none() {
+            let columns = panels.start * self.tile.cols..n.min(panels.end * self.tile.cols);
+            for row in rows {
+                let start = self.item.c_start + row * c_stride + columns.start;
+                // SAFETY: this part alone has these columns of this row, and no tile of it is being computed.
+                let row = unsafe { self.c.slice(start, columns.len()) };
+                crate::math::activate(self.isa, self.epilogue.activation, row);
+            }
+        }
+    }
+
+    fn finish(&self, row: usize, column: usize, c_start: usize, limits: Option<(f32, f32)>) -> Finish {
+        let (lo, hi) = limits.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
+        let (bias_rows, bias_columns) = match self.item.bias {
+            Bias::None => (null(), null()),
+            Bias::Rows(bias) => (bias[row..].as_ptr(), null()),
+            Bias::Columns(bias) => (null(), bias[column..].as_ptr()),
+        };
+        let residual = self
+            .epilogue
+            .residual
+            .map_or(null(), |residual| residual[c_start..].as_ptr());
+        Finish {
+            scale: self.epilogue.scale,
+            bias_rows,
+            bias_columns,
+            residual,
+            lo,
+            hi,
+        }
+    }
+
+    /// The panels of B for one block of k: in place where they are packed or used too rarely to pack, else in scratch.
+    fn panel_block(&self, ks: Range<usize>, panels: Range<usize>, tiles: usize, scratch: &mut [f32]) -> PanelBlock {
+        let DriveShape { n, k, .. } = *self.shape;
+        let width = self.tile.cols;
+        let panel_len = width * ks.len();
+        match self.item.b {
+            SourceB::Matrix(MatrixB::Packed(data)) => {
+                let start = data[panels.start * width * k + ks.start * width..].as_ptr();
+                PanelBlock {
+                    start,
+                    panel_stride: width * k,
+                    k_stride: width,
+                    last: None,
+                }
+            }
+            SourceB::Matrix(matrix @ MatrixB::Rows { data, stride }) if tiles <= DIRECT_TILES_MAX && k > 0 => {
+                let start = data[ks.start * stride + panels.start * width..].as_ptr();
+                let last = (panels.end * width > n).then(|| {
+                    let target = &mut scratch[..panel_len];
+                    pack_b_panel(self.isa, width, matrix, ks, (panels.end - 1) * width..n, k, target);
+                    target.as_ptr()
+                });
+                PanelBlock {
+                    start,
+                    panel_stride: width,
+                    k_stride: stride,
+                    last,
+                }
+            }
+            source => {
+                for panel in panels.clone() {
+                    let target = &mut scratch[(panel - panels.start) * panel_len..][..panel_len];
+                    let columns = panel * width..n.min((panel + 1) * width);
+                    match source {
+                        SourceB::Matrix(matrix) => {
+                            pack_b_panel(self.isa, width, matrix, ks.clone(), columns, k, target);
+                        }
+                        SourceB::Image(patches) => patches.pack_panel(self.isa, width, ks.clone(), columns, target),
+                    }
+                }
+                PanelBlock {
+                    start: scratch.as_ptr(),
+                    panel_stride: panel_len,
+                    k_stride: width,
+                    last: None,
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grids_use_the_threads_where_there_is_work() {
+        let grid = |threads, counts| choose_grid(threads, TileShape { rows_max: 14, cols: 32 }, counts);
+        assert_eq!(grid(2, [1, 10, 24]), [1, 1, 2]);
+        assert_eq!(grid(2, [1, 37, 2]), [1, 2, 1], "long weights are read once");
+        assert_eq!(grid(4, [12, 1, 1]), [4, 1, 1]);
+        assert_eq!(grid(8, [1, 1, 1]), [1, 1, 1]);
+        assert_eq!(grid(4, [2, 4, 4]).iter().product::<usize>(), 4);
+    }
+}

@@ -1,0 +1,310 @@
+//! Register tiles of f32 GEMM: one call multiplies `rows` × k packed values of A with k × `cols` of B.
+//!
+//! Each element is one chain of additions over k in every tile of an instruction set, whatever the tile's size and
+//! position, so results do not depend on how a matrix is cut. A call takes at most `K_BLOCK` values of k; its sum is
+//! then folded into C (specs/compiler.md §10).
+
+use crate::isa::Isa;
+
+/// The most successive additions of one accumulator.
+pub(crate) const K_BLOCK: usize = 256;
+
+/// The largest tile of an instruction set.
+#[derive(Clone, Copy)]
+pub(crate) struct TileShape {
+    pub rows_max: usize,
+    /// Also the width of the packed panels of B.
+    pub cols: usize,
+}
+
+/// The register tile used for an instruction set.
+pub(crate) fn tile_shape(isa: Isa) -> TileShape {
+    match isa {
+        Isa::Portable => TileShape { rows_max: 4, cols: 8 },
+        Isa::Avx2 => TileShape { rows_max: 6, cols: 16 },
+        Isa::Avx512 | Isa::Avx512Vnni => TileShape { rows_max: 14, cols: 32 },
+    }
+}
+
+/// What a tile does with its sum once all of k has been added. Null pointers stand for absent parts.
+#[derive(Clone, Copy)]
+pub(crate) struct Finish {
+    pub scale: f32,
+    /// One value for each row of the tile.
+    pub bias_rows: *const f32,
+    /// One value for each column of the tile.
+    pub bias_columns: *const f32,
+    /// Laid out like C.
+    pub residual: *const f32,
+    pub lo: f32,
+    pub hi: f32,
+}
+
+/// The arguments of one tile.
+pub(crate) struct TileCall {
+    pub k: usize,
+    /// k groups of `rows` values.
+    pub a: *const f32,
+    /// k rows of at least the tile's full width, `b_stride` apart; columns from `cols` on are read and ignored.
+    pub b: *const f32,
+    pub b_stride: usize,
+    pub c: *mut f32,
+    pub c_stride: usize,
+    /// Columns of C to write.
+    pub cols: usize,
+    /// Whether C is written; otherwise it is added to.
+    pub is_first: bool,
+    /// Given with the last block of k.
+    pub finish: Option<Finish>,
+}
+
+/// A tile of a fixed number of rows. Safe to call when the pointers of the call cover what its fields say and the
+/// machine has the instruction set it was chosen for.
+pub(crate) type TileKernel = unsafe fn(&TileCall);
+
+macro_rules! by_rows {
+    ($rows:expr, $kernel:ident, [$($row:literal),*]) => {
+        match $rows {
+            $($row => $kernel::<$row>,)*
+            rows => unreachable!("a tile of {rows} rows"),
+        }
+    };
+}
+
+/// The kernel for tiles of this many rows, at least one and at most `rows_max`.
+pub(crate) fn tile_kernel(isa: Isa, rows: usize) -> TileKernel {
+    match isa {
+        Isa::Portable => by_rows!(rows, tile_portable, [1, 2, 3, 4]),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => by_rows!(rows, tile_avx2, [1, 2, 3, 4, 5, 6]),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx512Vnni => {
+            by_rows!(rows, tile_avx512, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14])
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vnni => unreachable!("Exec refuses what the machine lacks"),
+    }
+}
+
+/// Folds the sums of a tile into C one by one; the same additions in the same order as the vector forms.
+///
+/// # Safety
+/// The pointers of `call` must cover `sums.len()` rows.
+unsafe fn store_each<const COLS: usize>(call: &TileCall, sums: &[[f32; COLS]]) {
+    for (row, sums) in sums.iter().enumerate() {
+        for (column, sum) in sums.iter().enumerate().take(call.cols) {
+            let at = row * call.c_stride + column;
+            // SAFETY: row and column are inside the tile, which the pointers cover.
+            unsafe {
+                let mut value = *sum;
+                if !call.is_first {
+                    value += *call.c.add(at);
+                }
+                if let Some(finish) = &call.finish {
+                    value *= finish.scale;
+                    if !finish.bias_rows.is_null() {
+                        value += *finish.bias_rows.add(row);
+                    }
+                    if !finish.bias_columns.is_null() {
+                        value += *finish.bias_columns.add(column);
+                    }
+                    if !finish.residual.is_null() {
+                        value += *finish.residual.add(at);
+                    }
+                    // Comparisons that a NaN fails leave it as it is, like the vector forms.
+                    value = if value < finish.lo { finish.lo } else { value };
+                    value = if value > finish.hi { finish.hi } else { value };
+                }
+                *call.c.add(at) = value;
+            }
+        }
+    }
+}
+
+unsafe fn tile_portable<const ROWS: usize>(call: &TileCall) {
+    const COLS: usize = 8;
+    let mut sums = [[0.0_f32; COLS]; ROWS];
+    for step in 0..call.k {
+        // SAFETY: B has k rows of COLS values.
+        let b = unsafe { call.b.add(step * call.b_stride).cast::<[f32; COLS]>().read() };
+        for (row, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: A has k groups of ROWS values.
+            let a = unsafe { *call.a.add(step * ROWS + row) };
+            for (sum, b) in sums.iter_mut().zip(b) {
+                *sum += a * b;
+            }
+        }
+    }
+    // SAFETY: passed on from the caller.
+    unsafe { store_each(call, &sums) };
+}
+
+#[cfg(target_arch = "x86_64")]
+use x86::{tile_avx2, tile_avx512};
+
+#[cfg(target_arch = "x86_64")]
+#[allow(
+    clippy::needless_range_loop,
+    reason = "loops over plain indices are unrolled, which keeps sums in registers"
+)]
+mod x86 {
+    use super::{TileCall, store_each};
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn tile_avx2<const ROWS: usize>(call: &TileCall) {
+        const COLS: usize = 16;
+        let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
+        let (mut a, mut b) = (call.a, call.b);
+        for _ in 0..call.k {
+            // SAFETY: B has k rows of COLS values, A k groups of ROWS; the pointers move one step each.
+            unsafe {
+                let (b0, b1) = (_mm256_loadu_ps(b), _mm256_loadu_ps(b.add(8)));
+                for row in 0..ROWS {
+                    let a = _mm256_broadcast_ss(&*a.add(row));
+                    sums[row][0] = _mm256_fmadd_ps(a, b0, sums[row][0]);
+                    sums[row][1] = _mm256_fmadd_ps(a, b1, sums[row][1]);
+                }
+                a = a.add(ROWS);
+                b = b.wrapping_add(call.b_stride);
+            }
+        }
+        if call.cols < COLS {
+            let mut each = [[0.0_f32; COLS]; ROWS];
+            for row in 0..ROWS {
+                // SAFETY: a row of `each` has room for two vectors of 8.
+                unsafe {
+                    _mm256_storeu_ps(each[row].as_mut_ptr(), sums[row][0]);
+                    _mm256_storeu_ps(each[row].as_mut_ptr().add(8), sums[row][1]);
+                }
+            }
+            // SAFETY: passed on from the caller.
+            return unsafe { store_each(call, &each) };
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            for (half, sum) in sums.iter().enumerate() {
+                // SAFETY: all COLS columns of the row are inside the tile, which the pointers cover.
+                unsafe { store_avx2(call, row, 8 * half, *sum) };
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn store_avx2(call: &TileCall, row: usize, column: usize, sum: __m256) {
+        let at = row * call.c_stride + column;
+        let mut value = sum;
+        // SAFETY: the caller keeps row and column inside the tile.
+        unsafe {
+            if !call.is_first {
+                value = _mm256_add_ps(value, _mm256_loadu_ps(call.c.add(at)));
+            }
+            if let Some(finish) = &call.finish {
+                value = _mm256_mul_ps(value, _mm256_set1_ps(finish.scale));
+                if !finish.bias_rows.is_null() {
+                    value = _mm256_add_ps(value, _mm256_broadcast_ss(&*finish.bias_rows.add(row)));
+                }
+                if !finish.bias_columns.is_null() {
+                    value = _mm256_add_ps(value, _mm256_loadu_ps(finish.bias_columns.add(column)));
+                }
+                if !finish.residual.is_null() {
+                    value = _mm256_add_ps(value, _mm256_loadu_ps(finish.residual.add(at)));
+                }
+                // max and min give their second operand when either is NaN.
+                value = _mm256_max_ps(_mm256_set1_ps(finish.lo), value);
+                value = _mm256_min_ps(_mm256_set1_ps(finish.hi), value);
+            }
+            _mm256_storeu_ps(call.c.add(at), value);
+        }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn tile_avx512<const ROWS: usize>(call: &TileCall) {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            if call.cols <= 16 {
+                tile_avx512_of::<ROWS, 1>(call);
+            } else {
+                tile_avx512_of::<ROWS, 2>(call);
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn tile_avx512_of<const ROWS: usize, const VECTORS: usize>(call: &TileCall) {
+        let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+        if !call.is_first {
+            for row in 0..ROWS {
+                for vector in 0..VECTORS {
+                    let at = call.c.wrapping_add(row * call.c_stride + 16 * vector);
+                    _mm_prefetch::<_MM_HINT_T0>(at.cast());
+                }
+            }
+        }
+        let (mut a, mut b) = (call.a, call.b);
+        for _ in 0..call.k {
+            // SAFETY: B has k rows of the tile's full width, A k groups of ROWS; the pointers move one step each.
+            unsafe {
+                let low = _mm512_loadu_ps(b);
+                let high = if VECTORS == 2 { _mm512_loadu_ps(b.add(16)) } else { low };
+                for row in 0..ROWS {
+                    let a = _mm512_set1_ps(*a.add(row));
+                    sums[row][0] = _mm512_fmadd_ps(a, low, sums[row][0]);
+                    if VECTORS == 2 {
+                        sums[row][1] = _mm512_fmadd_ps(a, high, sums[row][1]);
+                    }
+                }
+                a = a.add(ROWS);
+                b = b.wrapping_add(call.b_stride);
+            }
+        }
+        // The loop below is too long to be unrolled and would force the sums into memory from the start; this copy
+        // is short, so they stay in registers until here.
+        let mut stored = [[[0.0_f32; 16]; VECTORS]; ROWS];
+        for row in 0..ROWS {
+            for vector in 0..VECTORS {
+                // SAFETY: 16 floats hold one vector.
+                unsafe { _mm512_storeu_ps(stored[row][vector].as_mut_ptr(), sums[row][vector]) };
+            }
+        }
+        for (row, stored) in stored.iter().enumerate() {
+            for (vector, stored) in stored.iter().enumerate() {
+                let live = call.cols.saturating_sub(16 * vector).min(16);
+                let mask = ((1_u32 << live) - 1) as __mmask16;
+                // SAFETY: 16 floats hold one vector; the mask keeps the store to the columns of the tile, which the
+                // pointers cover.
+                unsafe { store_avx512(call, row, 16 * vector, mask, _mm512_loadu_ps(stored.as_ptr())) };
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn store_avx512(call: &TileCall, row: usize, column: usize, mask: __mmask16, sum: __m512) {
+        let at = row * call.c_stride + column;
+        let mut value = sum;
+        // SAFETY: the caller keeps the row and the columns of the mask inside the tile.
+        unsafe {
+            if !call.is_first {
+                value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, call.c.add(at)));
+            }
+            if let Some(finish) = &call.finish {
+                value = _mm512_mul_ps(value, _mm512_set1_ps(finish.scale));
+                if !finish.bias_rows.is_null() {
+                    value = _mm512_add_ps(value, _mm512_set1_ps(*finish.bias_rows.add(row)));
+                }
+                if !finish.bias_columns.is_null() {
+                    value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, finish.bias_columns.add(column)));
+                }
+                if !finish.residual.is_null() {
+                    value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, finish.residual.add(at)));
+                }
+                // max and min give their second operand when either is NaN.
+                value = _mm512_max_ps(_mm512_set1_ps(finish.lo), value);
+                value = _mm512_min_ps(_mm512_set1_ps(finish.hi), value);
+            }
+            _mm512_mask_storeu_ps(call.c.add(at), mask, value);
+        }
+    }
+}

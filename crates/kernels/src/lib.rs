@@ -1,0 +1,42 @@
+//! The inner loops of the CPU target: what runs after everything has been decided.
+//!
+//! Kernels take plain slices and shapes and know nothing of graphs or operators. Each exists for every `Isa` and
+//! gives the same bits for any number of threads. This room may use `unsafe`; callers need none.
+
+#![allow(unsafe_code)]
+
+pub mod arena;
+pub mod conv;
+mod conv_depthwise;
+pub mod conv_int;
+mod conv_patches;
+pub mod conv_transpose;
+pub mod copy;
+pub mod epilogue;
+pub mod float16;
+pub mod gather;
+pub mod gemm;
+mod gemm_drive;
+pub mod gemm_f64;
+pub mod gemm_int;
+mod gemm_int_tile;
+mod gemm_pack;
+mod gemm_tile;
+pub mod isa;
+pub mod math;
+pub mod norm;
+pub mod pointwise;
+mod pointwise_lanes;
+mod pointwise_program;
+mod pointwise_tiles;
+pub mod pool;
+pub mod quantize;
+pub mod recurrent;
+pub mod reduce;
+pub mod resize;
+mod row_sum;
+mod simd;
+pub mod softmax;
+#[cfg(test)]
+mod test_data;
+pub mod window;

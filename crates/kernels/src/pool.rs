@@ -1,0 +1,402 @@
+//! A fixed set of threads that run numbered tasks together with the calling thread.
+//!
+//! Workers spin for a short while after each job and then park, so that the steps of a run hand over in well under a
+//! microsecond while an idle Program costs nothing. Tasks are dealt to threads in contiguous ranges that depend only
+//! on the two counts. A `run` on a busy pool (nested, or from a second thread) does all its tasks on its own thread.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a worker looks for the next job before it parks: longer than the serial gaps inside a run.
+const SPIN: Duration = Duration::from_micros(50);
+/// Looks between two readings of the clock while spinning.
+const LOOKS_PER_CLOCK: u32 = 32;
+
+/// `threads - 1` worker threads plus whichever thread calls `run`.
+pub struct ThreadPool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl ThreadPool {
+    /// A pool of this many threads, the caller of `run` included; 0 counts as 1. One thread spawns nothing.
+    pub fn new(threads: usize) -> ThreadPool {
+        let worker_count = threads.saturating_sub(1);
+        let shared = Arc::new(Shared {
+            is_busy: AtomicBool::new(false),
+            job: UnsafeCell::new(None),
+            pending: AtomicUsize::new(0),
+            mailboxes: (0..worker_count).map(|_| Mailbox::default()).collect(),
+            panic: Mutex::new(None),
+        });
+        let workers = (0..worker_count)
+            .map_while(|index| {
+                let shared = Arc::clone(&shared);
+                let name = format!("precast-{}", index + 1);
+                std::thread::Builder::new()
+                    .name(name)
+                    .spawn(move || shared.work(index))
+                    .ok()
+            })
+            .collect();
+        ThreadPool { shared, workers }
+    }
+
+    /// How many threads take part in a `run`, the caller included.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `body` once for each task index below `tasks` and returns when all are done. A panic of a task is raised
+    /// again here, after the other threads have finished.
+    pub fn run(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
+        let parts = self.threads().min(tasks);
+        if parts <= 1 || self.shared.is_busy.swap(true, Ordering::Acquire) {
+            (0..tasks).for_each(body);
+            return;
+        }
+        // SAFETY: only the lifetime changes. The reference leaves the job before `run` returns, and no worker reads
+        // it after its decrement of `pending`, which is awaited below even when the caller's own task panics.
+        let body_for_job: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(body) };
+        let job = Job {
+            body: body_for_job,
+            tasks,
+            parts,
+        };
+        // SAFETY: `is_busy` was ours to set and every worker of the job before has decremented `pending`.
+        unsafe { *self.shared.job.get() = Some(job) };
+        self.shared.pending.store(parts - 1, Ordering::Relaxed);
+        for (mailbox, worker) in self.shared.mailboxes.iter().zip(&self.workers).take(parts - 1) {
+            mailbox.post(Message::Work, worker);
+        }
+        let own = catch_unwind(AssertUnwindSafe(|| share(tasks, parts, 0).for_each(body)));
+        self.shared.wait_for_workers();
+        let panic = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.shared.is_busy.store(false, Ordering::Release);
+        if let Some(payload) = own.err().or(panic) {
+            resume_unwind(payload);
+        }
+    }
+
+    /// Cuts `data` in chunks of `chunk_len` elements (the last may be shorter) and calls `body(index, chunk)` on each.
+    pub fn chunks_mut<T: Send>(&self, data: &mut [T], chunk_len: usize, body: impl Fn(usize, &mut [T]) + Sync) {
+        let chunk_len = chunk_len.max(1);
+        let len = data.len();
+        let shared = SharedMut::new(data);
+        self.run(len.div_ceil(chunk_len), &|index| {
+            let start = index * chunk_len;
+            // SAFETY: chunks of different indices are disjoint, and `run` gives each index to one thread, once.
+            let chunk = unsafe { shared.slice(start, chunk_len.min(len - start)) };
+            body(index, chunk);
+        });
+    }
+}
+
+impl Drop for ThreadPool {
+    fn drop(&mut self) {
+        for (mailbox, worker) in self.shared.mailboxes.iter().zip(&self.workers) {
+            mailbox.post(Message::Stop, worker);
+        }
+        for worker in self.workers.drain(..) {
+            // A worker catches the panics of its tasks, so joining cannot fail; there is nobody to tell if it did.
+            let _ = worker.join();
+        }
+    }
+}
+
+/// The contiguous range of `tasks` indices that part `index` of `parts` does; the ranges differ by at most one in length.
+pub fn share(tasks: usize, parts: usize, index: usize) -> Range<usize> {
+    let (each, rest) = (tasks / parts, tasks % parts);
+    let start = index * each + index.min(rest);
+    start..start + each + usize::from(index < rest)
+}
+
+/// A mutable slice that several tasks write at once, each its own part.
+pub struct SharedMut<'a, T> {
+    start: *mut T,
+    len: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: access goes through the unsafe `slice`, whose callers take disjoint parts; that moves `&mut T` between
+// threads, which `T: Send` allows.
+unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
+// SAFETY: as for `&mut [T]`.
+unsafe impl<T: Send> Send for SharedMut<'_, T> {}
+
+impl<'a, T> SharedMut<'a, T> {
+    /// Takes the slice over for the lifetime of the borrow.
+    pub fn new(slice: &'a mut [T]) -> SharedMut<'a, T> {
+        SharedMut {
+            start: slice.as_mut_ptr(),
+            len: slice.len(),
+            slice: PhantomData,
+        }
+    }
+
+    /// How many elements the whole slice has.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the slice has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address of an element; panics if it is not inside the slice.
+    pub fn pointer(&self, index: usize) -> *mut T {
+        assert!(index < self.len, "element {index} of {}", self.len);
+        self.start.wrapping_add(index)
+    }
+
+    /// The part of `len` elements from `start`; panics if it is not inside the slice.
+    ///
+    /// # Safety
+    /// No two parts that are alive at the same time may overlap.
+    #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
+    pub unsafe fn slice(&self, start: usize, len: usize) -> &'a mut [T] {
+        assert!(
+            start <= self.len && len <= self.len - start,
+            "part {start}+{len} of {}",
+            self.len
+        );
+        // SAFETY: inside the slice by the assertion; not aliased by the promise of the caller.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
+    }
+}
+
+/// What the threads of a pool share.
+struct Shared {
+    /// Held by the thread whose job is being done.
+    is_busy: AtomicBool,
+    /// Written by the holder of `is_busy` while `pending` is 0; read by workers between a message and their decrement.
+    job: UnsafeCell<Option<Job>>,
+    /// Workers that have not finished the current job.
+    pending: AtomicUsize,
+    mailboxes: Box<[Mailbox]>,
+    /// The first panic of a worker in the current job.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+// SAFETY: `job` is the only field that is not Sync; its comment gives the protocol, and its contents are Sync.
+unsafe impl Sync for Shared {}
+
+#[derive(Clone, Copy)]
+struct Job {
+    body: &'static (dyn Fn(usize) + Sync),
+    tasks: usize,
+    parts: usize,
+}
+
+/// One worker's sign that there is work; on its own cache line.
+#[derive(Default)]
+#[repr(align(128))]
+struct Mailbox {
+    message: AtomicUsize,
+    is_parked: AtomicBool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Message {
+    Empty = 0,
+    Work = 1,
+    Stop = 2,
+}
+
+impl Mailbox {
+    /// Leaves a message and wakes the worker if it sleeps. Sequentially consistent with `take`: either the worker sees
+    /// the message before it parks or this sees that it parks.
+    fn post(&self, message: Message, worker: &JoinHandle<()>) {
+        self.message.store(message as usize, Ordering::SeqCst);
+        if self.is_parked.load(Ordering::SeqCst) {
+            worker.thread().unpark();
+        }
+    }
+
+    /// Waits for a message: spins, then parks.
+    fn take(&self) -> Message {
+        let mut message = self.spin();
+        while message == Message::Empty {
+            self.is_parked.store(true, Ordering::SeqCst);
+            message = self.look(Ordering::SeqCst);
+            if message == Message::Empty {
+                std::thread::park();
+                message = self.look(Ordering::Acquire);
+            }
+            self.is_parked.store(false, Ordering::Relaxed);
+        }
+        self.message.store(Message::Empty as usize, Ordering::Relaxed);
+        message
+    }
+
+    fn spin(&self) -> Message {
+        let started = Instant::now();
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                let message = self.look(Ordering::Acquire);
+                if message != Message::Empty {
+                    return message;
+                }
+                std::hint::spin_loop();
+            }
+            if started.elapsed() > SPIN {
+                return Message::Empty;
+            }
+        }
+    }
+
+    fn look(&self, ordering: Ordering) -> Message {
+        match self.message.load(ordering) {
+            0 => Message::Empty,
+            1 => Message::Work,
+            _ => Message::Stop,
+        }
+    }
+}
+
+impl Shared {
+    /// The life of worker `index`, which does part `index + 1` of each job.
+    fn work(&self, index: usize) {
+        while self.mailboxes[index].take() == Message::Work {
+            // SAFETY: the message was posted after the job was written, and `pending` counts us until we are done.
+            let job = unsafe { *self.job.get() };
+            let Some(Job { body, tasks, parts }) = job else {
+                continue;
+            };
+            let result = catch_unwind(AssertUnwindSafe(|| share(tasks, parts, index + 1).for_each(body)));
+            if let Err(payload) = result {
+                self.panic
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .get_or_insert(payload);
+            }
+            self.pending.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Spins until every worker is done; gives the core away when that takes longer than a hand-over should.
+    fn wait_for_workers(&self) {
+        let started = Instant::now();
+        let mut looks = 0_u32;
+        let mut is_late = false;
+        while self.pending.load(Ordering::Acquire) != 0 {
+            if is_late {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+                looks += 1;
+                is_late = looks.is_multiple_of(LOOKS_PER_CLOCK) && started.elapsed() > SPIN;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(pool: &ThreadPool, tasks: usize) -> Vec<usize> {
+        let counters: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+        pool.run(tasks, &|index| {
+            counters[index].fetch_add(1, Ordering::Relaxed);
+        });
+        counters.iter().map(|counter| counter.load(Ordering::Relaxed)).collect()
+    }
+
+    #[test]
+    fn every_task_runs_once() {
+        for threads in 0..6 {
+            let pool = ThreadPool::new(threads);
+            assert_eq!(pool.threads(), threads.max(1));
+            for tasks in [0, 1, 2, 3, 5, 64, 100] {
+                assert_eq!(counts(&pool, tasks), vec![1; tasks]);
+            }
+        }
+    }
+
+    #[test]
+    fn shares_cover_all_tasks_in_order() {
+        for (tasks, parts) in [(0, 1), (7, 3), (8, 4), (2, 5)] {
+            let all: Vec<usize> = (0..parts).flat_map(|index| share(tasks, parts, index)).collect();
+            assert_eq!(all, (0..tasks).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_parked_worker_wakes_up() {
+        let pool = ThreadPool::new(3);
+        for _ in 0..5 {
+            std::thread::sleep(SPIN * 20);
+            assert_eq!(counts(&pool, 9), vec![1; 9]);
+        }
+    }
+
+    #[test]
+    fn many_short_runs_lose_no_message() {
+        let pool = ThreadPool::new(4);
+        let total = AtomicUsize::new(0);
+        for _ in 0..2_000 {
+            pool.run(4, &|_| {
+                total.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        assert_eq!(total.into_inner(), 8_000);
+    }
+
+    #[test]
+    fn a_nested_run_stays_on_its_thread() {
+        let pool = ThreadPool::new(3);
+        let total = AtomicUsize::new(0);
+        pool.run(3, &|_| {
+            let outer = std::thread::current().id();
+            pool.run(4, &|_| {
+                assert_eq!(std::thread::current().id(), outer);
+                total.fetch_add(1, Ordering::Relaxed);
+            });
+        });
+        assert_eq!(total.into_inner(), 12);
+    }
+
+    #[test]
+    fn two_callers_may_share_a_pool() {
+        let pool = ThreadPool::new(2);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| (0..200).for_each(|_| assert_eq!(counts(&pool, 5), vec![1; 5])));
+            }
+        });
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_stays_usable() {
+        let pool = ThreadPool::new(3);
+        for bad in [0, 1, 2] {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(3, &|index| assert_ne!(index, bad, "task of the test"));
+            }));
+            assert!(result.is_err());
+            assert_eq!(counts(&pool, 7), vec![1; 7]);
+        }
+    }
+
+    #[test]
+    fn chunks_are_disjoint_and_cover() {
+        let pool = ThreadPool::new(2);
+        for len in [0, 1, 9, 10, 11] {
+            let mut data = vec![0; len];
+            pool.chunks_mut(&mut data, 5, |index, chunk| {
+                chunk.iter_mut().for_each(|value| *value += index + 1)
+            });
+            let expected: Vec<usize> = (0..len).map(|position| position / 5 + 1).collect();
+            assert_eq!(data, expected);
+        }
+    }
+}

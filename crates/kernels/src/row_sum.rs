@@ -1,0 +1,84 @@
+//! Sums over rows, in many short chains: no f32 accumulator takes more than 256 successive additions, and the sums of
+//! blocks are added in f64. The order depends on the length only.
+
+/// Independent accumulators of a row: two vectors of 512 bits.
+pub(crate) const LANES: usize = 32;
+/// Most additions to one accumulator before it is folded.
+pub(crate) const CHAIN_MAX: usize = 256;
+/// Elements that go to one set of accumulators.
+const BLOCK: usize = LANES * CHAIN_MAX;
+
+/// The sum of `term` over a row.
+#[inline(always)]
+pub(crate) fn sum_of(row: &[f32], term: impl Fn(f32) -> f32) -> f64 {
+    let mut total = 0.0;
+    for block in row.chunks(BLOCK) {
+        let mut lanes = [0.0; LANES];
+        let (groups, rest) = block.as_chunks::<LANES>();
+        for group in groups {
+            for (lane, &x) in lanes.iter_mut().zip(group) {
+                *lane += term(x);
+            }
+        }
+        for (lane, &x) in lanes.iter_mut().zip(rest) {
+            *lane += term(x);
+        }
+        total += fold(&lanes, |a, b| a + b);
+    }
+    total
+}
+
+/// Writes `term` of each element and gives the sum of what it wrote.
+#[inline(always)]
+pub(crate) fn write_sum_of(row: &[f32], target: &mut [f32], term: impl Fn(f32) -> f32) -> f64 {
+    let mut total = 0.0;
+    for (block, target) in row.chunks(BLOCK).zip(target.chunks_mut(BLOCK)) {
+        let mut lanes = [0.0; LANES];
+        let (groups, rest) = block.as_chunks::<LANES>();
+        let (target_groups, target_rest) = target.as_chunks_mut::<LANES>();
+        for (group, target) in groups.iter().zip(target_groups) {
+            for ((lane, &x), y) in lanes.iter_mut().zip(group).zip(target) {
+                let value = term(x);
+                *y = value;
+                *lane += value;
+            }
+        }
+        for ((lane, &x), y) in lanes.iter_mut().zip(rest).zip(target_rest) {
+            let value = term(x);
+            *y = value;
+            *lane += value;
+        }
+        total += fold(&lanes, |a, b| a + b);
+    }
+    total
+}
+
+/// Combines all elements of a row with an operation that may be done in any order (maximum, product).
+#[inline(always)]
+pub(crate) fn combine<T: Copy>(row: &[T], start: T, operation: impl Fn(T, T) -> T) -> T {
+    let mut lanes = [start; LANES];
+    let (groups, rest) = row.as_chunks::<LANES>();
+    for group in groups {
+        for (lane, &x) in lanes.iter_mut().zip(group) {
+            *lane = operation(*lane, x);
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane = operation(*lane, x);
+    }
+    lanes.into_iter().fold(start, operation)
+}
+
+/// The lanes as one value, by halves.
+#[inline(always)]
+fn fold(lanes: &[f32; LANES], operation: impl Fn(f32, f32) -> f32) -> f64 {
+    let mut lanes = *lanes;
+    let mut width = LANES / 2;
+    while width > 0 {
+        for index in 0..width {
+            lanes[index] = operation(lanes[index], lanes[index + width]);
+        }
+        width /= 2;
+    }
+    f64::from(lanes[0])
+}

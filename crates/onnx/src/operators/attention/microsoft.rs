@@ -1,0 +1,358 @@
+//! Attention operators of com.microsoft: Attention, MultiHeadAttention and GroupQueryAttention. A cache grows by
+//! concatenation here, so present keys are past keys and new ones; buffers that are shared between past and present are
+//! refused, since their filled length is not their size.
+
+use precast_ir::ValueId;
+use precast_ir::op::{BinaryFn, CompareFn};
+use precast_tensor::{DType, Dim, Tensor};
+
+use super::rotary::{Rotation, add_rotation};
+use super::{
+    Heads, Outputs, Scoring, add_positions, add_window, attend, both, default_scale, length_of, merge_heads,
+    split_heads,
+};
+use crate::import::{Fault, NodeCx};
+
+/// Default score of masked keys.
+const MASK_FILTER: f64 = -10000.0;
+
+/// Attention with one matrix for the projections of queries, keys and values.
+pub(super) fn attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let heads = cx.int("num_heads", 0)?;
+    let is_causal = cx.flag("unidirectional", false)?;
+    let masked = cx.float("mask_filter_value", MASK_FILTER)?;
+    let scale = cx.attributes().float("scale")?;
+    let sizes = cx.sizes("qkv_hidden_sizes")?;
+    cx.int("rotary_embedding_dim", 0)?;
+    refuse(cx, "do_rotary", 0)?;
+    refuse(cx, "past_present_share_buffer", 0)?;
+    let mut projected = cx.matmul(cx.input(0)?, cx.input(1)?)?;
+    if let Some(bias) = cx.optional(2) {
+        projected = cx.binary(BinaryFn::Add, projected, bias)?;
+    }
+    let [q, k, v] = split_columns(cx, projected, sizes.as_deref())?;
+    let (q, mut k, mut v) = (
+        split_heads(cx, q, heads)?,
+        split_heads(cx, k, heads)?,
+        split_heads(cx, v, heads)?,
+    );
+    let mut past_length = Dim::ZERO;
+    if let Some(past) = cx.optional(4) {
+        // [2, batch, heads, length, size]: keys, then values.
+        for (half, new) in [(0, &mut k), (1, &mut v)] {
+            let old = cx.slice_axis(past, 0, Dim::from(half), Dim::ONE)?;
+            let old = cx.squeeze(old, &[0])?;
+            past_length = length_of(cx, old)?;
+            *new = cx.concat(&[old, *new], 2)?;
+        }
+    }
+    let mut scoring = Scoring {
+        scale: scale.map_or_else(|| default_scale(cx, q), Ok)?,
+        added: cx.optional(5),
+        ..plain(masked)
+    };
+    let heads = Heads { q, k, v };
+    add_masks(cx, &mut scoring, heads, &past_length, is_causal, cx.optional(3))?;
+    let attended = attend(cx, heads, &scoring)?;
+    let y = merge_heads(cx, attended.y)?;
+    let present = if cx.is_wanted(1) {
+        let (k, v) = (cx.unsqueeze(k, &[0])?, cx.unsqueeze(v, &[0])?);
+        cx.concat(&[k, v], 0)?
+    } else {
+        y
+    };
+    Ok(vec![y, present])
+}
+
+/// Columns of a projection [batch, length, width] for queries, keys and values: thirds, or of the sizes given.
+fn split_columns(cx: &mut NodeCx<'_, '_>, x: ValueId, sizes: Option<&[usize]>) -> Result<[ValueId; 3], Fault> {
+    let width = cx.dims(x).last().cloned().unwrap_or(Dim::ZERO);
+    let third = width.floor_div(&Dim::from(3));
+    let [a, b, c] = match sizes {
+        None | Some([]) => [third.clone(), third.clone(), third],
+        Some(&[a, b, c]) => [Dim::from(a), Dim::from(b), Dim::from(c)],
+        Some(other) => {
+            return Err(Fault::Invalid(format!(
+                "attribute 'qkv_hidden_sizes' has {} entries; 3 were expected",
+                other.len()
+            )));
+        }
+    };
+    let axis = cx.axis(-1, cx.rank(x))?;
+    let start = &a + &b;
+    Ok([
+        cx.slice_axis(x, axis, Dim::ZERO, a.clone())?,
+        cx.slice_axis(x, axis, a, b)?,
+        cx.slice_axis(x, axis, start, c)?,
+    ])
+}
+
+/// Attention of projected queries, keys and values.
+pub(super) fn multi_head_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let heads = cx.int("num_heads", 0)?;
+    let is_causal = cx.flag("unidirectional", false)?;
+    let masked = cx.float("mask_filter_value", MASK_FILTER)?;
+    let scale = cx.attributes().float("scale")?.filter(|&scale| scale != 0.0);
+    let query = cx.input(0)?;
+    let (Some(key), Some(value)) = (cx.optional(1), cx.optional(2)) else {
+        return Err(Fault::Unsupported(
+            "packed queries, keys and values are not covered".to_string(),
+        ));
+    };
+    if cx.rank(query) != 3 || cx.optional(8).is_some() || cx.optional(9).is_some() {
+        return Err(Fault::Unsupported(
+            "packed operands and shared buffers are not covered".to_string(),
+        ));
+    }
+    let [query, key, value] = add_projection_bias(cx, [query, key, value])?;
+    let q = split_heads(cx, query, heads)?;
+    let (mut k, mut v) = (split_heads(cx, key, heads)?, split_heads(cx, value, heads)?);
+    let mut past_length = Dim::ZERO;
+    if let (Some(past_k), Some(past_v)) = (cx.optional(6), cx.optional(7)) {
+        past_length = length_of(cx, past_k)?;
+        k = cx.concat(&[past_k, k], 2)?;
+        v = cx.concat(&[past_v, v], 2)?;
+    }
+    let mut scoring = Scoring {
+        scale: scale.map_or_else(|| default_scale(cx, q), Ok)?,
+        added: cx.optional(5),
+        ..plain(masked)
+    };
+    let heads = Heads { q, k, v };
+    add_masks(cx, &mut scoring, heads, &past_length, is_causal, cx.optional(4))?;
+    let attended = attend(cx, heads, &scoring)?;
+    Ok(vec![merge_heads(cx, attended.y)?, k, v, attended.scores])
+}
+
+/// Queries, keys and values of rank 3 plus their parts of one bias vector.
+fn add_projection_bias(cx: &mut NodeCx<'_, '_>, operands: [ValueId; 3]) -> Result<[ValueId; 3], Fault> {
+    let Some(bias) = cx.optional(3) else {
+        return Ok(operands);
+    };
+    let mut biased = operands;
+    let mut start = Dim::ZERO;
+    for operand in &mut biased {
+        if cx.rank(*operand) != 3 {
+            // Keys and values of a cross attention come with their bias.
+            continue;
+        }
+        let width = cx.dims(*operand)[2].clone();
+        let part = cx.slice_axis(bias, 0, start.clone(), width.clone())?;
+        *operand = cx.binary(BinaryFn::Add, *operand, part)?;
+        start += width;
+    }
+    Ok(biased)
+}
+
+/// Attention where several query heads share a key head, with the rotary embedding applied on the way.
+pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let (heads, kv_heads) = (cx.int("num_heads", 0)?, cx.int("kv_num_heads", 0)?);
+    let do_rotary = cx.flag("do_rotary", false)?;
+    let rotation = Rotation {
+        size: 0,
+        is_interleaved: cx.flag("rotary_interleaved", false)?,
+    };
+    let window = cx.int("local_window_size", -1)?;
+    let softcap = cx.float("softcap", 0.0)?;
+    let scale = cx.attributes().float("scale")?.filter(|&scale| scale != 0.0);
+    let is_causal = cx.flag("causal", true)?;
+    cx.float("qk_norm_epsilon", 0.0)?;
+    for (name, covered) in [
+        ("smooth_softmax", 0),
+        ("kv_cache_bit_width", 0),
+        ("qk_output", 0),
+        ("sliding_window_cache", 0),
+    ] {
+        refuse(cx, name, covered)?;
+    }
+    for name in ["k_quant_type", "v_quant_type"] {
+        if cx.string(name, "NONE")? != "NONE" {
+            return Err(Fault::Unsupported(format!(
+                "attribute '{name}': quantised caches are not covered"
+            )));
+        }
+    }
+    if (11..cx.input_count()).any(|position| cx.optional(position).is_some()) {
+        return Err(Fault::Unsupported(
+            "head_sink, cache scales and query norms are not covered".to_string(),
+        ));
+    }
+    let (q, k, v) = read_grouped(cx, heads, kv_heads)?;
+    let queries = length_of(cx, q)?;
+    // `seqlens_k` counts the filled keys of a row, less one; a prompt that is padded at its end starts at 0.
+    let lengths = cx.input(5)?;
+    let one = cx.tensor(Tensor::scalar(1i64));
+    let lengths = cx.cast(lengths, DType::I64)?;
+    let lengths = cx.reshape(lengths, vec![cx.dims(q)[0].clone()])?;
+    let lengths = cx.binary(BinaryFn::Add, lengths, one)?;
+    let (q, mut k) = if do_rotary {
+        let positions = match cx.optional(9) {
+            Some(positions) => cx.cast(positions, DType::I64)?,
+            None => {
+                let count = cx.dim_value(queries.clone())?;
+                let before = cx.binary(BinaryFn::Sub, lengths, count)?;
+                let before = cx.binary_scalar(BinaryFn::Max, before, 0.0)?;
+                let before = cx.unsqueeze(before, &[1])?;
+                let steps = cx.iota(Dim::ZERO, queries)?;
+                cx.binary(BinaryFn::Add, before, steps)?
+            }
+        };
+        (
+            rotate(cx, q, positions, &rotation)?,
+            rotate(cx, k, positions, &rotation)?,
+        )
+    } else {
+        (q, k)
+    };
+    let mut v = v;
+    let mut past_length = Dim::ZERO;
+    if let (Some(past_k), Some(past_v)) = (cx.optional(3), cx.optional(4)) {
+        past_length = length_of(cx, past_k)?;
+        k = cx.concat(&[past_k, k], 2)?;
+        v = cx.concat(&[past_v, v], 2)?;
+    }
+    let heads = Heads { q, k, v };
+    let (rows, columns) = add_positions(cx, heads, &past_length, None)?;
+    let mut allowed = None;
+    if is_causal {
+        allowed = Some(cx.compare(CompareFn::Le, columns, rows)?);
+    }
+    // The window counts the query itself.
+    allowed = add_window(
+        cx,
+        allowed,
+        rows,
+        columns,
+        (if window > 0 { window - 1 } else { -1 }, -1),
+    )?;
+    let scoring = Scoring {
+        scale: scale.map_or_else(|| default_scale(cx, q), Ok)?,
+        softcap,
+        allowed,
+        added: cx.optional(10),
+        ..plain(f64::NEG_INFINITY)
+    };
+    let attended = attend(cx, heads, &scoring)?;
+    Ok(vec![merge_heads(cx, attended.y)?, k, v])
+}
+
+/// Queries, keys and values with their heads apart; keys and values may stand behind the queries in one operand.
+fn read_grouped(cx: &mut NodeCx<'_, '_>, heads: i64, kv_heads: i64) -> Result<(ValueId, ValueId, ValueId), Fault> {
+    let query = cx.input(0)?;
+    if heads <= 0 || kv_heads <= 0 {
+        return Err(Fault::Invalid(format!(
+            "{heads} query heads and {kv_heads} key heads; 1 or more was expected"
+        )));
+    }
+    let (query, key, value) = match (cx.optional(1), cx.optional(2)) {
+        (Some(key), Some(value)) => (query, key, value),
+        _ => {
+            let width = cx.dims(query).last().cloned().unwrap_or(Dim::ZERO);
+            let size = cx.number(&width, "the width of packed queries, keys and values")?;
+            let head = size / (heads + 2 * kv_heads) as usize;
+            let sizes = [
+                head * heads as usize,
+                head * kv_heads as usize,
+                head * kv_heads as usize,
+            ];
+            let [query, key, value] = split_columns(cx, query, Some(&sizes))?;
+            (query, key, value)
+        }
+    };
+    Ok((
+        split_heads(cx, query, heads)?,
+        split_heads(cx, key, kv_heads)?,
+        split_heads(cx, value, kv_heads)?,
+    ))
+}
+
+/// x [batch, heads, length, size] turned by the tables of the node at positions [batch, length].
+fn rotate(cx: &mut NodeCx<'_, '_>, x: ValueId, positions: ValueId, rotation: &Rotation) -> Result<ValueId, Fault> {
+    let (cos, sin) = (cx.input(7)?, cx.input(8)?);
+    let half = cx.dims(cos).last().cloned().unwrap_or(Dim::ZERO);
+    let size = 2 * cx.number(&half, "half of what is turned of a head")?;
+    let (cos, sin) = (cx.gather(cos, positions, 0)?, cx.gather(sin, positions, 0)?);
+    let (cos, sin) = (cx.unsqueeze(cos, &[1])?, cx.unsqueeze(sin, &[1])?);
+    add_rotation(
+        cx,
+        x,
+        cos,
+        sin,
+        &Rotation {
+            size,
+            is_interleaved: rotation.is_interleaved,
+        },
+    )
+}
+
+/// Scoring without masks.
+fn plain(masked: f64) -> Scoring {
+    Scoring {
+        scale: 1.0,
+        softcap: 0.0,
+        allowed: None,
+        added: None,
+        masked,
+        may_mask_all: false,
+        precision: None,
+    }
+}
+
+/// The causal mask, and a mask of integers: 1 where a key may be seen, or the length of each row.
+fn add_masks(
+    cx: &mut NodeCx<'_, '_>,
+    scoring: &mut Scoring,
+    heads: Heads,
+    past: &Dim,
+    is_causal: bool,
+    mask: Option<ValueId>,
+) -> Result<(), Fault> {
+    if is_causal {
+        let (rows, columns) = add_positions(cx, heads, past, None)?;
+        scoring.allowed = Some(cx.compare(CompareFn::Le, columns, rows)?);
+    }
+    let Some(mask) = mask else { return Ok(()) };
+    let zero = cx.scalar(cx.dtype(mask), 0.0)?;
+    let batch = cx.dims(heads.q)[0].clone();
+    let is_seen = match &cx.dims(mask)[..] {
+        [count] if *count == batch => {
+            let lengths = super::beside_batch(cx, mask)?;
+            let columns = cx.iota(Dim::ZERO, length_of(cx, heads.k)?)?;
+            cx.compare(CompareFn::Lt, columns, lengths)?
+        }
+        [_, _] => {
+            let mask = cx.unsqueeze(mask, &[1, 2])?;
+            cx.compare(CompareFn::Gt, mask, zero)?
+        }
+        [_, _, _] => {
+            let mask = cx.unsqueeze(mask, &[1])?;
+            cx.compare(CompareFn::Gt, mask, zero)?
+        }
+        dims => {
+            return Err(Fault::Unsupported(format!(
+                "a mask of rank {} in this form is not covered",
+                dims.len()
+            )));
+        }
+    };
+    let allowed = both(cx, scoring.allowed, is_seen)?;
+    scoring.allowed = Some(allowed);
+    // Beside a bias, the score of masked keys is added to it, not put in its place.
+    if let Some(added) = scoring.added {
+        let never = cx.scalar(cx.dtype(added), scoring.masked)?;
+        let zero = cx.scalar(cx.dtype(added), 0.0)?;
+        let lowered = cx.select(allowed, zero, never)?;
+        scoring.added = Some(cx.binary(BinaryFn::Add, added, lowered)?);
+        scoring.allowed = None;
+    }
+    Ok(())
+}
+
+/// An attribute that must have the value that is covered.
+fn refuse(cx: &NodeCx<'_, '_>, name: &str, covered: i64) -> Result<(), Fault> {
+    let found = cx.int(name, covered)?;
+    if found == covered {
+        return Ok(());
+    }
+    Err(Fault::Unsupported(format!("{name}={found} is not covered")))
+}

@@ -1,0 +1,188 @@
+//! Rotary position embeddings: pairs of elements of each head turned by an angle that depends on the position.
+
+use precast_ir::ValueId;
+use precast_ir::op::{BinaryFn, Slice};
+use precast_tensor::Dim;
+
+use super::Outputs;
+use crate::import::{Fault, NodeCx};
+
+/// How much of a head is turned, and which elements are pairs.
+pub(super) struct Rotation {
+    /// Elements of each head that are turned; 0 for all.
+    pub size: usize,
+    /// Whether pairs are neighbours, else they are half of the turned elements apart.
+    pub is_interleaved: bool,
+}
+
+/// RotaryEmbedding of ai.onnx: tables are [positions, size / 2] with position ids, else [batch, length, size / 2].
+pub(super) fn rotary_embedding(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let (x, mut cos, mut sin) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let heads = cx.int("num_heads", 0)?;
+    let rotation = read_rotation(cx, "interleaved")?;
+    if let Some(positions) = cx.optional(3) {
+        cos = cx.gather(cos, positions, 0)?;
+        sin = cx.gather(sin, positions, 0)?;
+    }
+    if cx.rank(cos) != 3 {
+        return Err(Fault::Invalid(format!(
+            "the cosine table has rank {}; 3 was expected",
+            cx.rank(cos)
+        )));
+    }
+    Ok(vec![add_rotation_of(cx, x, heads, cos, sin, &rotation)?])
+}
+
+/// RotaryEmbedding of com.microsoft: position ids come second and may be one offset for all rows.
+pub(super) fn microsoft_rotary_embedding(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let (x, ids, cos, sin) = (cx.input(0)?, cx.input(1)?, cx.input(2)?, cx.input(3)?);
+    let mut heads = cx.int("num_heads", 0)?;
+    let rotation = read_rotation(cx, "interleaved")?;
+    if cx.float("scale", 1.0)? != 1.0 {
+        return Err(Fault::Unsupported("a scale other than 1 is not covered".to_string()));
+    }
+    if cx.flag("is_packed_batching", false)? {
+        return Err(Fault::Unsupported("is_packed_batching=1 is not covered".to_string()));
+    }
+    let dims = cx.dims(x);
+    if heads == 0 && dims.len() == 3 {
+        let half = cx.number(&cx.dims(cos)[cx.rank(cos) - 1], "half of the head size")?;
+        heads = (cx.number(&dims[2], "the hidden size")? / (2 * half).max(1)) as i64;
+    }
+    let positions = if cx.rank(ids) == 1 {
+        let length = if dims.len() == 4 {
+            dims[2].clone()
+        } else {
+            dims[1].clone()
+        };
+        let steps = cx.iota(Dim::ZERO, length)?;
+        let positions = cx.binary(BinaryFn::Add, steps, ids)?;
+        cx.unsqueeze(positions, &[0])?
+    } else {
+        ids
+    };
+    let (cos, sin) = (cx.gather(cos, positions, 0)?, cx.gather(sin, positions, 0)?);
+    Ok(vec![add_rotation_of(cx, x, heads, cos, sin, &rotation)?])
+}
+
+fn read_rotation(cx: &NodeCx<'_, '_>, interleaved: &str) -> Result<Rotation, Fault> {
+    let size = cx.int("rotary_embedding_dim", 0)?;
+    let size = usize::try_from(size).map_err(|_| {
+        Fault::Invalid(format!(
+            "attribute 'rotary_embedding_dim' is {size}; 0 or more was expected"
+        ))
+    })?;
+    Ok(Rotation {
+        size,
+        is_interleaved: cx.flag(interleaved, false)?,
+    })
+}
+
+/// x of rank 4 [batch, heads, length, size], or of rank 3 with the heads side by side, turned by tables
+/// [batch, length, size / 2].
+fn add_rotation_of(
+    cx: &mut NodeCx<'_, '_>,
+    x: ValueId,
+    heads: i64,
+    cos: ValueId,
+    sin: ValueId,
+    rotation: &Rotation,
+) -> Result<ValueId, Fault> {
+    let dims = cx.dims(x);
+    match &dims[..] {
+        [_, _, _, _] => {
+            let (cos, sin) = (cx.unsqueeze(cos, &[1])?, cx.unsqueeze(sin, &[1])?);
+            add_rotation(cx, x, cos, sin, rotation)
+        }
+        [batch, length, width] => {
+            if heads <= 0 {
+                return Err(Fault::Invalid(format!(
+                    "attribute 'num_heads' is {heads}; 1 or more was expected"
+                )));
+            }
+            let size = width.floor_div(&Dim::from(heads));
+            let split = cx.reshape(x, vec![batch.clone(), length.clone(), Dim::from(heads), size])?;
+            let (cos, sin) = (cx.unsqueeze(cos, &[2])?, cx.unsqueeze(sin, &[2])?);
+            let turned = add_rotation(cx, split, cos, sin, rotation)?;
+            cx.reshape(turned, dims.clone())
+        }
+        _ => Err(Fault::Invalid(format!(
+            "the input has rank {}; 3 or 4 was expected",
+            dims.len()
+        ))),
+    }
+}
+
+/// x turned along its last axis; the tables broadcast to half of what is turned.
+pub(super) fn add_rotation(
+    cx: &mut NodeCx<'_, '_>,
+    x: ValueId,
+    cos: ValueId,
+    sin: ValueId,
+    rotation: &Rotation,
+) -> Result<ValueId, Fault> {
+    let dims = cx.dims(x);
+    let axis = dims.len() - 1;
+    let size = cx.number(&dims[axis], "the head size")?;
+    let turned = if rotation.size == 0 { size } else { rotation.size };
+    if turned > size || turned % 2 != 0 {
+        return Err(Fault::Invalid(format!(
+            "{turned} of {size} elements of a head cannot be turned"
+        )));
+    }
+    let half = Dim::from(turned / 2);
+    let (first, second) = if rotation.is_interleaved {
+        (every_second(cx, x, 0, &half)?, every_second(cx, x, 1, &half)?)
+    } else {
+        (
+            cx.slice_axis(x, axis, Dim::ZERO, half.clone())?,
+            cx.slice_axis(x, axis, half.clone(), half.clone())?,
+        )
+    };
+    let real = combine(cx, BinaryFn::Sub, (first, cos), (second, sin))?;
+    let imaginary = combine(cx, BinaryFn::Add, (first, sin), (second, cos))?;
+    let mut y = if rotation.is_interleaved {
+        let (real, imaginary) = (cx.unsqueeze(real, &[axis + 1])?, cx.unsqueeze(imaginary, &[axis + 1])?);
+        let pairs = cx.concat(&[real, imaginary], axis + 1)?;
+        let mut flat = dims.clone();
+        flat[axis] = Dim::from(turned);
+        cx.reshape(pairs, flat)?
+    } else {
+        cx.concat(&[real, imaginary], axis)?
+    };
+    if turned < size {
+        let rest = cx.slice_axis(x, axis, Dim::from(turned), Dim::from(size - turned))?;
+        y = cx.concat(&[y, rest], axis)?;
+    }
+    Ok(y)
+}
+
+fn every_second(cx: &mut NodeCx<'_, '_>, x: ValueId, start: i64, count: &Dim) -> Result<ValueId, Fault> {
+    let mut size = cx.dims(x);
+    let axis = size.len() - 1;
+    let mut starts = vec![Dim::ZERO; size.len()];
+    let mut step = vec![1; size.len()];
+    starts[axis] = Dim::from(start);
+    step[axis] = 2;
+    size[axis] = count.clone();
+    cx.add(
+        Slice {
+            start: starts,
+            step,
+            size,
+        },
+        &[x],
+    )
+}
+
+/// a * b and c * d, combined.
+fn combine(
+    cx: &mut NodeCx<'_, '_>,
+    func: BinaryFn,
+    (a, b): (ValueId, ValueId),
+    (c, d): (ValueId, ValueId),
+) -> Result<ValueId, Fault> {
+    let left = cx.binary(BinaryFn::Mul, a, b)?;
+    let right = cx.binary(BinaryFn::Mul, c, d)?;
+    cx.binary(func, left, right)
+}

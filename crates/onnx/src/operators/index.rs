@@ -1,0 +1,317 @@
+//! Operators that look up, write and choose elements by index.
+
+use precast_ir::ValueId;
+use precast_ir::op::{
+    ArgFn, ArgReduce, BinaryFn, CompareFn, GatherElements, GatherNd, Nms, NonZero, ScatterElements, ScatterFn,
+    ScatterNd, Topk,
+};
+use precast_tensor::{DType, Dim};
+
+use crate::import::{Fault, Import, NodeCx};
+
+/// Rows of this family.
+pub const IMPORTS: &[Import] = &[
+    Import::onnx("Gather", 1, 1, gather),
+    Import::onnx("GatherElements", 11, 1, gather_elements),
+    Import::onnx("GatherND", 11, 1, gather_nd),
+    Import::onnx("Scatter", 9, 1, scatter_elements),
+    Import::onnx("ScatterElements", 11, 1, scatter_elements),
+    Import::onnx("ScatterND", 11, 1, scatter_nd),
+    Import::onnx("TensorScatter", 24, 1, tensor_scatter),
+    Import::onnx("TopK", 1, 1, topk_1),
+    Import::onnx("TopK", 10, 1, topk_10),
+    Import::onnx("NonZero", 9, 1, nonzero),
+    Import::onnx("NonMaxSuppression", 10, 1, non_max_suppression),
+    Import::onnx("OneHot", 9, 1, one_hot),
+    Import::onnx("Hardmax", 1, 2, hardmax_1),
+    Import::onnx("Hardmax", 13, 2, hardmax_13),
+    Import::onnx("Compress", 9, 2, compress),
+    Import::onnx("ReverseSequence", 10, 2, reverse_sequence),
+];
+
+/// What an Import gives.
+type Values = Result<Vec<ValueId>, Fault>;
+
+fn gather(cx: &mut NodeCx<'_, '_>) -> Values {
+    let (x, indices) = (cx.input(0)?, cx.input(1)?);
+    let axis = cx.axis(cx.int("axis", 0)?, cx.rank(x))?;
+    Ok(vec![cx.gather(x, indices, axis)?])
+}
+
+fn gather_elements(cx: &mut NodeCx<'_, '_>) -> Values {
+    let (x, indices) = (cx.input(0)?, cx.input(1)?);
+    let axis = cx.axis(cx.int("axis", 0)?, cx.rank(x))?;
+    Ok(vec![cx.add(GatherElements { axis }, &[x, indices])?])
+}
+
+fn gather_nd(cx: &mut NodeCx<'_, '_>) -> Values {
+    let batch = if cx.opset() >= 12 { cx.int("batch_dims", 0)? } else { 0 };
+    let batch_axes = usize::try_from(batch)
+        .map_err(|_| Fault::Invalid(format!("attribute 'batch_dims' is {batch}; 0 or more was expected")))?;
+    let (x, indices) = (cx.input(0)?, cx.input(1)?);
+    check_tuples(cx, indices)?;
+    Ok(vec![cx.add(GatherNd { batch_axes }, &[x, indices])?])
+}
+
+/// The attribute `reduction`, which opset 16 brings.
+fn reduction(cx: &NodeCx<'_, '_>) -> Result<ScatterFn, Fault> {
+    if cx.opset() < 16 {
+        return Ok(ScatterFn::Replace);
+    }
+    match cx.string("reduction", "none")?.as_str() {
+        "none" => Ok(ScatterFn::Replace),
+        "add" => Ok(ScatterFn::Add),
+        "mul" => Ok(ScatterFn::Mul),
+        "min" => Ok(ScatterFn::Min),
+        "max" => Ok(ScatterFn::Max),
+        other => Err(Fault::Invalid(format!("attribute 'reduction' is '{other}'"))),
+    }
+}
+
+fn scatter_elements(cx: &mut NodeCx<'_, '_>) -> Values {
+    let func = reduction(cx)?;
+    let inputs = [cx.input(0)?, cx.input(1)?, cx.input(2)?];
+    let axis = cx.axis(cx.int("axis", 0)?, cx.rank(inputs[0]))?;
+    Ok(vec![cx.add(ScatterElements { func, axis }, &inputs)?])
+}
+
+fn scatter_nd(cx: &mut NodeCx<'_, '_>) -> Values {
+    let func = reduction(cx)?;
+    let inputs = [cx.input(0)?, cx.input(1)?, cx.input(2)?];
+    check_tuples(cx, inputs[1])?;
+    Ok(vec![cx.add(ScatterNd { func }, &inputs)?])
+}
+
+/// The length of index tuples decides the rank of the result.
+fn check_tuples(cx: &NodeCx<'_, '_>, indices: ValueId) -> Result<(), Fault> {
+    match cx.dims(indices).last() {
+        Some(length) => cx.number(length, "the length of index tuples").map(drop),
+        None => Err(Fault::Invalid(
+            "the indices are a scalar; rank 1 or more was expected".to_string(),
+        )),
+    }
+}
+
+/// Writes the update into a cache, for each sample from its own position on.
+fn tensor_scatter(cx: &mut NodeCx<'_, '_>) -> Values {
+    let (cache, update) = (cx.input(0)?, cx.input(1)?);
+    let rank = cx.rank(cache);
+    let axis = cx.axis(cx.int("axis", -2)?, rank)?;
+    let is_circular = match cx.string("mode", "linear")?.as_str() {
+        "linear" => false,
+        "circular" => true,
+        other => {
+            return Err(Fault::Invalid(format!(
+                "attribute 'mode' is '{other}'; linear or circular was expected"
+            )));
+        }
+    };
+    if axis == 0 || cx.rank(update) != rank {
+        return Err(Fault::Invalid(format!(
+            "axis {axis} of a cache of rank {rank} cannot be written"
+        )));
+    }
+    let (cache_dims, update_dims) = (cx.dims(cache), cx.dims(update));
+    let mut positions = cx.iota_along(DType::I64, update_dims[axis].clone(), axis, rank)?;
+    if let Some(starts) = cx.optional(2) {
+        let mut shape = vec![Dim::ONE; rank];
+        shape[0] = update_dims[0].clone();
+        let starts = cx.reshape(starts, shape)?;
+        positions = cx.binary(BinaryFn::Add, positions, starts)?;
+    }
+    if is_circular {
+        let length = cx.dim_value(cache_dims[axis].clone())?;
+        positions = cx.binary(BinaryFn::Mod, positions, length)?;
+    }
+    let indices = cx.broadcast(positions, update_dims)?;
+    Ok(vec![cx.add(
+        ScatterElements {
+            func: ScatterFn::Replace,
+            axis,
+        },
+        &[cache, indices, update],
+    )?])
+}
+
+fn topk_1(cx: &mut NodeCx<'_, '_>) -> Values {
+    let k = cx
+        .attributes()
+        .int("k")?
+        .ok_or_else(|| Fault::Invalid("attribute 'k' is missing".to_string()))?;
+    topk(cx, Dim::from(k), true)
+}
+
+fn topk_10(cx: &mut NodeCx<'_, '_>) -> Values {
+    let k = cx.input(1)?;
+    let k = cx.require_size(k, "k")?;
+    let mut largest = true;
+    if cx.opset() >= 11 {
+        largest = cx.flag("largest", true)?;
+        // Without it any order is right, the sorted one too.
+        cx.flag("sorted", true)?;
+    }
+    topk(cx, k, largest)
+}
+
+fn topk(cx: &mut NodeCx<'_, '_>, k: Dim, largest: bool) -> Values {
+    let x = cx.input(0)?;
+    let axis = cx.axis(cx.int("axis", -1)?, cx.rank(x))?;
+    cx.add_node(Topk { axis, k, largest }, &[x])
+}
+
+fn nonzero(cx: &mut NodeCx<'_, '_>) -> Values {
+    let x = cx.input(0)?;
+    Ok(vec![nonzero_of(cx, x)?])
+}
+
+/// Index tuples [rank, count] of the elements of x that are not zero.
+fn nonzero_of(cx: &mut NodeCx<'_, '_>, x: ValueId) -> Result<ValueId, Fault> {
+    let elements: Dim = cx.dims(x).iter().product();
+    let count = cx.fresh_dim("count", elements.as_const());
+    cx.add(NonZero { count }, &[x])
+}
+
+fn non_max_suppression(cx: &mut NodeCx<'_, '_>) -> Values {
+    let center_point = cx.flag("center_point_box", false)?;
+    let (boxes, scores) = (cx.input(0)?, cx.input(1)?);
+    let boxes_max = match cx.optional(2) {
+        Some(most) => cx.require_size(most, "max_output_boxes_per_class")?,
+        None => Dim::ZERO,
+    };
+    let threshold = |position: usize, what: &str| match cx.optional(position) {
+        Some(value) => match cx.require_floats(value, what)?[..] {
+            [number] => Ok(Some(number)),
+            ref numbers => Err(Fault::Invalid(format!(
+                "{what} has {} elements; one was expected",
+                numbers.len()
+            ))),
+        },
+        None => Ok(None),
+    };
+    let iou_threshold = threshold(3, "iou_threshold")?.unwrap_or(0.0);
+    let score_threshold = threshold(4, "score_threshold")?;
+    let most = match (&cx.dims(scores)[..], boxes_max.as_const()) {
+        ([batch, classes, _], Some(most)) => (batch * classes * most).as_const(),
+        _ => None,
+    };
+    let count = cx.fresh_dim("count", most);
+    let op = Nms {
+        count,
+        center_point,
+        boxes_max,
+        iou_threshold,
+        score_threshold: score_threshold.unwrap_or(0.0),
+        has_score_threshold: score_threshold.is_some(),
+    };
+    Ok(vec![cx.add(op, &[boxes, scores])?])
+}
+
+fn one_hot(cx: &mut NodeCx<'_, '_>) -> Values {
+    let (indices, depth, values) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let rank = cx.rank(indices) + 1;
+    let axis = cx.axis(cx.int("axis", -1)?, rank)?;
+    let depth = match cx.dtype(depth).is_float() {
+        true => match cx.require_floats(depth, "depth")?[..] {
+            [number] => Dim::from(number as i64),
+            ref numbers => {
+                return Err(Fault::Invalid(format!(
+                    "depth has {} elements; one was expected",
+                    numbers.len()
+                )));
+            }
+        },
+        false => cx.require_size(depth, "depth")?,
+    };
+    let mut indices = cx.cast(indices, DType::I64)?;
+    if cx.opset() >= 11 {
+        // Negative indices count from the end; before opset 11 they mean no class.
+        let zero = cx.scalar(DType::I64, 0.0)?;
+        let is_negative = cx.compare(CompareFn::Lt, indices, zero)?;
+        let size = cx.dim_value(depth.clone())?;
+        let wrapped = cx.binary(BinaryFn::Add, indices, size)?;
+        indices = cx.select(is_negative, wrapped, indices)?;
+    }
+    let indices = cx.unsqueeze(indices, &[axis])?;
+    let classes = cx.iota_along(DType::I64, depth, axis, rank)?;
+    let is_hot = cx.compare(CompareFn::Eq, indices, classes)?;
+    let [off, on] = [0, 1].map(|at| {
+        let element = cx.slice_axis(values, 0, Dim::from(at), Dim::ONE)?;
+        cx.reshape(element, Vec::new())
+    });
+    Ok(vec![cx.select(is_hot, on?, off?)?])
+}
+
+/// The input counts as a matrix that is cut in two at `axis`.
+fn hardmax_1(cx: &mut NodeCx<'_, '_>) -> Values {
+    let x = cx.input(0)?;
+    let dims = cx.dims(x);
+    let axis = cx.int("axis", 1)?;
+    let axis = if axis == dims.len() as i64 {
+        dims.len()
+    } else {
+        cx.axis(axis, dims.len())?
+    };
+    let (rows, columns) = dims.split_at(axis);
+    let matrix = cx.reshape(x, vec![rows.iter().product(), columns.iter().product()])?;
+    let hardmax = hardmax(cx, matrix, 1)?;
+    Ok(vec![cx.reshape(hardmax, dims)?])
+}
+
+fn hardmax_13(cx: &mut NodeCx<'_, '_>) -> Values {
+    let x = cx.input(0)?;
+    let axis = cx.axis(cx.int("axis", -1)?, cx.rank(x))?;
+    Ok(vec![hardmax(cx, x, axis)?])
+}
+
+/// 1 at the first largest element along the axis, else 0.
+fn hardmax(cx: &mut NodeCx<'_, '_>, x: ValueId, axis: usize) -> Result<ValueId, Fault> {
+    let largest = cx.add(
+        ArgReduce {
+            func: ArgFn::Max,
+            axis,
+            keep_dims: true,
+            last: false,
+        },
+        &[x],
+    )?;
+    let positions = cx.iota_along(DType::I64, cx.dims(x).swap_remove(axis), axis, cx.rank(x))?;
+    let is_largest = cx.compare(CompareFn::Eq, positions, largest)?;
+    cx.cast(is_largest, cx.dtype(x))
+}
+
+/// Slices of x along the axis where the condition holds; without an axis, elements of x.
+fn compress(cx: &mut NodeCx<'_, '_>) -> Values {
+    let (mut x, condition) = (cx.input(0)?, cx.input(1)?);
+    let axis = match cx.attributes().int("axis")? {
+        Some(axis) => cx.axis(axis, cx.rank(x))?,
+        None => {
+            let elements = cx.dims(x).iter().product();
+            x = cx.reshape(x, vec![elements])?;
+            0
+        }
+    };
+    let tuples = nonzero_of(cx, condition)?;
+    let [_, count] = <[Dim; 2]>::try_from(cx.dims(tuples))
+        .map_err(|_| Fault::Invalid("the condition has no axes; one was expected".to_string()))?;
+    let indices = cx.reshape(tuples, vec![count])?;
+    Ok(vec![cx.gather(x, indices, axis)?])
+}
+
+/// Reverses the first `sequence_lens[b]` steps of every sample b.
+fn reverse_sequence(cx: &mut NodeCx<'_, '_>) -> Values {
+    let (x, lengths) = (cx.input(0)?, cx.input(1)?);
+    let (dims, rank) = (cx.dims(x), cx.rank(x));
+    let time = cx.axis(cx.int("time_axis", 0)?, rank)?;
+    let batch = cx.axis(cx.int("batch_axis", 1)?, rank)?;
+    let mut shape = vec![Dim::ONE; rank];
+    shape[batch] = dims[batch].clone();
+    let lengths = cx.cast(lengths, DType::I64)?;
+    let lengths = cx.reshape(lengths, shape)?;
+    let steps = cx.iota_along(DType::I64, dims[time].clone(), time, rank)?;
+    let last = cx.binary_scalar(BinaryFn::Sub, lengths, 1.0)?;
+    let mirrored = cx.binary(BinaryFn::Sub, last, steps)?;
+    let is_inside = cx.compare(CompareFn::Lt, steps, lengths)?;
+    let indices = cx.select(is_inside, mirrored, steps)?;
+    let indices = cx.broadcast(indices, dims)?;
+    Ok(vec![cx.add(GatherElements { axis: time }, &[x, indices])?])
+}

@@ -1,0 +1,66 @@
+//! The operator table: one file an operator family, each with its `IMPORTS` slice. To add an operator, add its function
+//! and its row to the family's file.
+
+use crate::import::Import;
+
+mod activation;
+mod attention;
+mod control;
+mod conv;
+mod elementwise;
+mod index;
+mod layout;
+mod matmul;
+mod norm;
+mod quantize;
+mod random;
+mod reduce;
+mod sequence;
+mod shape;
+mod signal;
+mod sliding;
+mod slice;
+mod window;
+
+/// Every row, family by family.
+pub const FAMILIES: &[(&str, &[Import])] = &[
+    ("attention", attention::IMPORTS),
+    ("control", control::IMPORTS),
+    ("conv", conv::IMPORTS),
+    ("elementwise", elementwise::IMPORTS),
+    ("index", index::IMPORTS),
+    ("layout", layout::IMPORTS),
+    ("matmul", matmul::IMPORTS),
+    ("norm", norm::IMPORTS),
+    ("quantize", quantize::IMPORTS),
+    ("random", random::IMPORTS),
+    ("reduce", reduce::IMPORTS),
+    ("sequence", sequence::IMPORTS),
+    ("shape", shape::IMPORTS),
+    ("signal", signal::IMPORTS),
+    ("window", window::IMPORTS),
+];
+
+/// The row of an operator that is in force at an opset.
+pub fn find(domain: &str, name: &str, opset: i64) -> Option<&'static Import> {
+    rows().filter(|row| row.domain == domain && row.name == name && row.since <= opset).max_by_key(|row| row.since)
+}
+
+/// Every row.
+pub fn rows() -> impl Iterator<Item = &'static Import> {
+    FAMILIES.iter().flat_map(|(_, rows)| rows.iter())
+}
+
+/// Why `find` gave nothing, as advice.
+pub(crate) fn why_unknown(domain: &str, name: &str, opset: Option<i64>) -> String {
+    let Some(opset) = opset else {
+        return "the model does not import its domain".to_string();
+    };
+    if !rows().any(|row| row.domain == domain) {
+        return "unknown domain".to_string();
+    }
+    match rows().filter(|row| row.domain == domain && row.name == name).map(|row| row.since).min() {
+        Some(since) => format!("opset {opset} is too old; it is covered from {since} on: convert the model"),
+        None => "not covered".to_string(),
+    }
+}

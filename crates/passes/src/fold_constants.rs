@@ -1,0 +1,80 @@
+//! Nodes of constants become constants, by reference evaluation, within a budget: results of up to 64 KiB always; larger
+//! ones only if they are not much larger than the constants they replace. What only replicates data is never folded.
+
+use precast_ir::graph::{GraphCopy, GraphError};
+use precast_ir::{Graph, Node, Op};
+use precast_tensor::{Tensor, Type};
+
+use crate::pipeline::{Class, Pass, PassOptions};
+
+/// Results of this size or less are always worth folding.
+const SMALL_BYTES: u64 = 64 << 10;
+/// Larger results may exceed their inputs by this factor: 5/4.
+const GROWTH: (u64, u64) = (5, 4);
+/// Multiply-adds that one folded node may cost.
+const MULTIPLY_ADDS_MAX: u64 = 1 << 30;
+
+/// The pass.
+pub const PASS: Pass =
+    Pass { name: "fold_constants", doc: "f(constants) → constant", class: Class::Exact, run: fold_constants };
+
+fn fold_constants(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+    let mut copy = GraphCopy::with_inputs(graph);
+    for node in graph.nodes() {
+        let inputs = copy.get_all(&node.inputs);
+        let constants: Option<Vec<Tensor>> = inputs.iter().map(|&input| copy.new.constant(input).cloned()).collect();
+        let results = constants
+            .filter(|constants| is_worth_folding(graph, node, constants))
+            .and_then(|constants| node.op.eval(&constants).ok());
+        match results {
+            Some(results) => {
+                for (&output, tensor) in node.outputs.iter().zip(results) {
+                    let constant = copy.new.add_constant(tensor);
+                    copy.set(output, constant);
+                }
+            }
+            None => copy.node(node)?,
+        }
+    }
+    Ok(copy.finish())
+}
+
+/// Whether the op's meaning needs nothing but its inputs, and does more than copy them.
+fn is_foldable(op: &Op) -> bool {
+    !matches!(op, Op::Uniform(_) | Op::Normal(_) | Op::If(_) | Op::Loop(_) | Op::Fused(_) | Op::NonZero(_) | Op::Nms(_))
+}
+
+fn only_replicates(op: &Op) -> bool {
+    matches!(op, Op::Broadcast(_) | Op::Iota(_) | Op::Dequantize(_) | Op::Pad(_))
+}
+
+fn is_worth_folding(graph: &Graph, node: &Node, constants: &[Tensor]) -> bool {
+    let Some(result_bytes) = node.outputs.iter().map(|&output| bytes_of(graph.ty(output))).sum::<Option<u64>>() else {
+        return false;
+    };
+    let input_bytes: u64 = constants.iter().map(|tensor| tensor.as_bytes().len() as u64).sum();
+    let is_small = result_bytes <= SMALL_BYTES;
+    let is_no_growth = result_bytes <= input_bytes / GROWTH.1 * GROWTH.0 && !only_replicates(&node.op);
+    is_foldable(&node.op) && (is_small || is_no_growth) && multiply_adds(graph, node) <= MULTIPLY_ADDS_MAX
+}
+
+fn bytes_of(ty: &Type) -> Option<u64> {
+    let count = u64::try_from(ty.element_count().as_const()?).ok()?;
+    count.checked_mul(ty.dtype.size_bytes() as u64)
+}
+
+/// A bound on the work of one node: exact for products, elements for the rest.
+fn multiply_adds(graph: &Graph, node: &Node) -> u64 {
+    let elements = |position: usize| {
+        node.inputs.get(position).and_then(|&input| graph.ty(input).element_count().as_const()).unwrap_or(0).max(0) as u64
+    };
+    let result = graph.ty(node.outputs[0]).element_count().as_const().unwrap_or(i64::MAX).max(0) as u64;
+    match &node.op {
+        Op::Matmul(_) | Op::MatmulInt(_) => {
+            let columns = graph.ty(node.inputs[1]).dims.last().and_then(|dim| dim.as_const()).unwrap_or(1).max(1) as u64;
+            result.saturating_mul(elements(1) / columns)
+        }
+        Op::Conv(_) | Op::ConvInt(_) | Op::ConvTranspose(_) => result.saturating_mul(elements(1)),
+        _ => result.saturating_add(elements(0)),
+    }
+}

@@ -1,0 +1,170 @@
+//! What follows a convolution or a product with constant weights, and only reads its result once, joins it: a bias a column,
+//! one residual of the same shape, one activation, in this order.
+
+use precast_ir::graph::{GraphCopy, GraphError};
+use precast_ir::op::{BinaryFn, Fused, UnaryFn};
+use precast_ir::{Graph, Node, NodeId, Op, ValueId};
+use precast_tensor::DType;
+
+use crate::pipeline::{Class, Pass, PassOptions};
+
+/// The pass.
+pub const PASS: Pass = Pass {
+    name: "fuse_epilogues",
+    doc: "relu(conv(x, W, b) + r) → fused { conv, add, relu }; the same for matmul(x, W) + b",
+    class: Class::Exact,
+    run: fuse_epilogues,
+};
+
+/// Activations that may end an epilogue.
+pub fn is_epilogue_activation(op: &Op) -> bool {
+    match op {
+        Op::Clamp(_) => true,
+        Op::Unary(unary) => matches!(
+            unary.func,
+            UnaryFn::Relu
+                | UnaryFn::Leaky
+                | UnaryFn::Sigmoid
+                | UnaryFn::Silu
+                | UnaryFn::HardSwish
+                | UnaryFn::HardSigmoid
+                | UnaryFn::GeluErf
+                | UnaryFn::GeluTanh
+                | UnaryFn::Tanh
+        ) && (unary.func != UnaryFn::Silu || unary.alpha == 1.0),
+        _ => false,
+    }
+}
+
+fn fuse_epilogues(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+    let consumers = single_consumers(graph);
+    let mut chain_ending_at: Vec<Option<Vec<NodeId>>> = vec![None; graph.nodes().len()];
+    let mut is_absorbed = vec![false; graph.nodes().len()];
+    for position in 0..graph.nodes().len() {
+        let chain = chain_from(graph, &consumers, NodeId(position as u32));
+        let Some((&last, earlier)) = chain.split_last() else { continue };
+        if earlier.is_empty() {
+            continue;
+        }
+        for node in earlier {
+            is_absorbed[node.0 as usize] = true;
+        }
+        chain_ending_at[last.0 as usize] = Some(chain);
+    }
+    let mut copy = GraphCopy::with_inputs(graph);
+    for (position, node) in graph.nodes().iter().enumerate() {
+        match &chain_ending_at[position] {
+            Some(chain) => add_fused(graph, &mut copy, chain)?,
+            None if is_absorbed[position] => {}
+            None => copy.node(node)?,
+        }
+    }
+    Ok(copy.finish())
+}
+
+/// For each value the one node that reads it, if nothing else does.
+pub(crate) fn single_consumers(graph: &Graph) -> Vec<Option<NodeId>> {
+    let uses = graph.use_counts();
+    let mut consumers = vec![None; graph.values().len()];
+    for (position, node) in graph.nodes().iter().enumerate() {
+        for input in &node.inputs {
+            if uses[input.0 as usize] == 1 {
+                consumers[input.0 as usize] = Some(NodeId(position as u32));
+            }
+        }
+    }
+    consumers
+}
+
+/// Nodes that join the conv or matmul at `root`, itself first. Empty if it is neither.
+fn chain_from(graph: &Graph, consumers: &[Option<NodeId>], root: NodeId) -> Vec<NodeId> {
+    let node = graph.node(root);
+    if !is_root(graph, node) {
+        return Vec::new();
+    }
+    let mut chain = vec![root];
+    let (mut has_bias, mut has_residual) = (false, false);
+    let mut value = node.outputs[0];
+    while let Some(consumer) = consumers[value.0 as usize] {
+        let next = graph.node(consumer);
+        let keeps_type = next.outputs.len() == 1 && graph.ty(next.outputs[0]) == graph.ty(value);
+        if !keeps_type {
+            break;
+        }
+        if is_epilogue_activation(&next.op) {
+            chain.push(consumer);
+            break;
+        }
+        let Op::Binary(op) = &next.op else { break };
+        if op.func != BinaryFn::Add {
+            break;
+        }
+        let other = if next.inputs[0] == value { next.inputs[1] } else { next.inputs[0] };
+        if !has_bias && !has_residual && matches!(node.op, Op::Matmul(_)) && is_column_bias(graph, other, value) {
+            has_bias = true;
+        } else if !has_residual && graph.ty(other) == graph.ty(value) {
+            has_residual = true;
+        } else {
+            break;
+        }
+        chain.push(consumer);
+        value = next.outputs[0];
+    }
+    chain
+}
+
+fn is_root(graph: &Graph, node: &Node) -> bool {
+    let is_f32 = node.outputs.iter().all(|&output| graph.ty(output).dtype == DType::F32);
+    match &node.op {
+        Op::Conv(_) => is_f32 && graph.constant(node.inputs[1]).is_some() && graph.ty(node.inputs[0]).rank() <= 4,
+        Op::Matmul(op) => {
+            let weights = node.inputs[1];
+            is_f32 && !op.transpose_a && graph.constant(weights).is_some() && graph.ty(weights).rank() == 2
+        }
+        _ => false,
+    }
+}
+
+/// Whether `bias` is a constant with one number a column of `value`.
+fn is_column_bias(graph: &Graph, bias: ValueId, value: ValueId) -> bool {
+    let (Some(tensor), columns) = (graph.constant(bias), graph.ty(value).dims.last()) else { return false };
+    let Some(columns) = columns.and_then(|dim| dim.as_usize()) else { return false };
+    tensor.len() == columns && tensor.shape().last() == Some(&columns) && tensor.rank() <= graph.ty(value).rank()
+}
+
+/// Adds one `fused` node for a chain. Its inputs are what the chain reads from outside, in order of first use.
+pub(crate) fn add_fused(graph: &Graph, copy: &mut GraphCopy<'_>, chain: &[NodeId]) -> Result<(), GraphError> {
+    let mut body = Graph::new("");
+    let mut inner: Vec<(ValueId, ValueId)> = Vec::new();
+    let mut outside: Vec<ValueId> = Vec::new();
+    let mut provenance = graph.node(chain[0]).provenance.clone();
+    for (position, &id) in chain.iter().enumerate() {
+        let node = graph.node(id);
+        if position > 0 {
+            provenance = provenance.join(&node.provenance);
+        }
+        let inputs: Vec<ValueId> = node
+            .inputs
+            .iter()
+            .map(|&input| match inner.iter().find(|(outer, _)| *outer == input) {
+                Some(&(_, value)) => value,
+                None => {
+                    let value = body.add_input(format!("x{}", outside.len()), graph.ty(input).clone());
+                    outside.push(input);
+                    inner.push((input, value));
+                    value
+                }
+            })
+            .collect();
+        let outputs = body.add_node(node.op.clone(), &inputs, &node.provenance)?;
+        inner.extend(node.outputs.iter().copied().zip(outputs));
+    }
+    let last = graph.node(*chain.last().expect("a chain has nodes"));
+    let result = last.outputs[0];
+    let value = inner.iter().find(|(outer, _)| *outer == result).map(|&(_, value)| value);
+    body.add_output("y", value.expect("the last node of the chain was just added"));
+    let inputs = copy.get_all(&outside);
+    let output = copy.new.add(Fused { body }, &inputs, &provenance)?;
+    copy.set(result, output);
+    Ok(())
+}

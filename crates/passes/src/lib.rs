@@ -1,0 +1,17 @@
+//! Graph to Graph with the same meaning: one pass a file, lists of passes as data, a verifier after every pass, and the
+//! analyses that need no target. Knows no file format and no target.
+#![forbid(unsafe_code)]
+
+pub mod cut_segments;
+pub mod fold_constants;
+pub mod fold_scales;
+pub mod fuse_epilogues;
+pub mod fuse_pointwise;
+pub mod merge_equal;
+pub mod merge_transposes;
+pub mod pipeline;
+pub mod recognise_activations;
+pub mod remove_identities;
+pub mod resolve_dims;
+
+pub use pipeline::{CANONICAL, FUSED, Pass, PassError, PassOptions, run_passes};

@@ -1,0 +1,44 @@
+//! A transpose of the last two axes goes into the matmul that reads it.
+
+use precast_ir::graph::{GraphCopy, GraphError};
+use precast_ir::op::Matmul;
+use precast_ir::{Graph, Op, ValueId};
+
+use crate::pipeline::{Class, Pass, PassOptions};
+
+/// The pass.
+pub const PASS: Pass = Pass {
+    name: "merge_transposes",
+    doc: "matmul(x, transpose(y)) → matmul(x, y) {transpose_b=true}",
+    class: Class::Exact,
+    run: merge_transposes,
+};
+
+fn merge_transposes(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+    let mut copy = GraphCopy::with_inputs(graph);
+    for node in graph.nodes() {
+        let Op::Matmul(op) = &node.op else {
+            copy.node(node)?;
+            continue;
+        };
+        let (a, swap_a) = through_transpose(graph, node.inputs[0]);
+        let (b, swap_b) = through_transpose(graph, node.inputs[1]);
+        let merged = Matmul { transpose_a: op.transpose_a ^ swap_a, transpose_b: op.transpose_b ^ swap_b };
+        let inputs = [copy.get(a), copy.get(b)];
+        let output = copy.new.add(merged, &inputs, &node.provenance)?;
+        copy.set(node.outputs[0], output);
+    }
+    Ok(copy.finish())
+}
+
+/// The source of a transpose that only swaps the last two axes.
+fn through_transpose(graph: &Graph, value: ValueId) -> (ValueId, bool) {
+    let Some((node, _)) = graph.producer(value) else { return (value, false) };
+    let Op::Transpose(op) = &node.op else { return (value, false) };
+    let rank = op.perm.len();
+    let swaps_last = rank >= 2
+        && op.perm[rank - 1] == rank - 2
+        && op.perm[rank - 2] == rank - 1
+        && op.perm[..rank - 2].iter().enumerate().all(|(axis, &from)| axis == from);
+    if swaps_last { (node.inputs[0], true) } else { (value, false) }
+}

@@ -1,0 +1,116 @@
+//! The lists of passes and the driver that runs them. The verifier runs after every pass and names the guilty one.
+
+use precast_ir::Graph;
+use precast_ir::graph::GraphError;
+use precast_ir::verify::verify;
+use thiserror::Error;
+
+use crate::{
+    fold_constants, fold_scales, fuse_epilogues, fuse_pointwise, merge_equal, merge_transposes, recognise_activations,
+    remove_identities, resolve_dims,
+};
+
+/// One Graph-to-Graph step that keeps the meaning.
+pub struct Pass {
+    /// Verb and object, as in its file name.
+    pub name: &'static str,
+    /// Before and after.
+    pub doc: &'static str,
+    /// Value class: E keeps every bit, R differs only by rounding.
+    pub class: Class,
+    /// Does it.
+    pub run: fn(&Graph, &PassOptions) -> Result<Graph, GraphError>,
+}
+
+/// What a pass may change in the values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Nothing: the same bits for every input.
+    Exact,
+    /// Rounding only.
+    Rounding,
+}
+
+/// Controls of the pipeline. All of them are part of a Program's key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PassOptions {
+    /// Names of passes that do not run.
+    pub disabled: Vec<String>,
+    /// Leave out passes that change rounding.
+    pub strict_numerics: bool,
+}
+
+/// A pass that failed or broke the Graph.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("pass {pass}: {reason}")]
+pub struct PassError {
+    /// The guilty pass.
+    pub pass: &'static str,
+    /// What is wrong with the Graph after it.
+    pub reason: String,
+}
+
+/// Imported to canonical form. Idempotent; runs on symbolic and on bound Graphs.
+pub const CANONICAL: &[Pass] = &[
+    resolve_dims::PASS,
+    fold_constants::PASS,
+    remove_identities::PASS,
+    // After folding, which makes equal constants out of unequal computations.
+    merge_equal::PASS,
+];
+
+/// Canonical to fused form, for Graphs whose dims are numbers.
+pub const FUSED: &[Pass] = &[
+    merge_transposes::PASS,
+    // Before epilogues are fused: a scale in the weights needs no epilogue.
+    fold_scales::PASS,
+    recognise_activations::PASS,
+    // Folding the scales made new constants.
+    fold_constants::PASS,
+    remove_identities::PASS,
+    merge_equal::PASS,
+    // Before pointwise fusion, which would take the activations away from their conv or matmul.
+    fuse_epilogues::PASS,
+    fuse_pointwise::PASS,
+];
+
+/// Runs passes in order; every result is verified.
+pub fn run_passes(graph: &Graph, passes: &[Pass], options: &PassOptions) -> Result<Graph, PassError> {
+    let mut graph = graph.clone();
+    for pass in passes {
+        let is_disabled = options.disabled.iter().any(|name| name == pass.name);
+        if is_disabled || (options.strict_numerics && pass.class == Class::Rounding) {
+            continue;
+        }
+        let fail = |reason: String| PassError { pass: pass.name, reason };
+        let changed = (pass.run)(&graph, options).map_err(|error| fail(error.to_string()))?;
+        verify(&changed).map_err(|error| fail(error.to_string()))?;
+        graph = remove_dead(&changed).map_err(|error| fail(error.to_string()))?;
+    }
+    Ok(graph)
+}
+
+/// The Graph without nodes and constants that no output needs. Inputs stay: they are the model's interface.
+pub fn remove_dead(graph: &Graph) -> Result<Graph, GraphError> {
+    let mut is_live = vec![false; graph.values().len()];
+    for output in graph.outputs() {
+        is_live[output.value.0 as usize] = true;
+    }
+    for size in &graph.sizes {
+        is_live[size.value.0 as usize] = true;
+    }
+    for node in graph.nodes().iter().rev() {
+        if node.outputs.iter().any(|output| is_live[output.0 as usize]) {
+            for input in &node.inputs {
+                is_live[input.0 as usize] = true;
+            }
+        }
+    }
+    let mut copy = precast_ir::graph::GraphCopy::with_inputs(graph);
+    for node in graph.nodes() {
+        if node.outputs.iter().any(|output| is_live[output.0 as usize]) {
+            copy.node(node)?;
+        }
+    }
+    Ok(copy.finish())
+}

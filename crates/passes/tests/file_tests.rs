@@ -1,0 +1,59 @@
+//! Every file of `graphs/` is a test: the pass it names turns the first graph into the second, or leaves it `unchanged`.
+//! Each pass must also change nothing when it runs again, and keep the meaning on random inputs.
+
+mod meaning;
+
+use std::path::Path;
+
+use precast_ir::attr::NoConstants;
+use precast_ir::{Graph, text};
+use precast_passes::{CANONICAL, FUSED, Pass, PassOptions, run_passes};
+
+fn pass(name: &str) -> &'static Pass {
+    let passes = CANONICAL.iter().chain(FUSED);
+    passes.into_iter().find(|pass| pass.name == name).unwrap_or_else(|| panic!("no pass '{name}'"))
+}
+
+fn apply(pass: &'static Pass, graph: &Graph) -> Graph {
+    run_passes(graph, std::slice::from_ref(pass), &PassOptions::default()).unwrap()
+}
+
+fn check(path: &Path) {
+    let content = std::fs::read_to_string(path).unwrap();
+    let (head, rest) = content.split_once('\n').unwrap();
+    let pass = pass(head.strip_prefix("pass ").unwrap_or_else(|| panic!("{}: first line", path.display())));
+    let (before, after) = rest.split_once("=>\n").unwrap_or_else(|| panic!("{}: no '=>'", path.display()));
+    let graph = text::parse(before, &NoConstants).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let changed = apply(pass, &graph);
+    let expected = if after.trim() == "unchanged" { before } else { after };
+    assert_eq!(text::print(&changed).trim(), expected.trim(), "{}", path.display());
+    assert_eq!(apply(pass, &changed), changed, "{}: the pass is not idempotent", path.display());
+    meaning::assert_same(&graph, &changed, path.display().to_string());
+}
+
+#[test]
+fn every_graph_file_shows_what_its_pass_does() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/graphs");
+    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    assert!(paths.len() >= 18, "found {}", paths.len());
+    for path in paths {
+        check(&path);
+    }
+}
+
+#[test]
+fn every_pass_has_a_graph_it_changes_and_one_it_leaves_alone() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/graphs");
+    let files: Vec<String> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap())
+        .collect();
+    for pass in CANONICAL.iter().chain(FUSED) {
+        let head = format!("pass {}\n", pass.name);
+        let own: Vec<&String> = files.iter().filter(|file| file.starts_with(&head)).collect();
+        let is_unchanged = |file: &&&String| file.trim_end().ends_with("unchanged");
+        assert!(own.iter().any(|file| is_unchanged(&file)), "{} has no graph it leaves alone", pass.name);
+        assert!(own.iter().any(|file| !is_unchanged(&file)), "{} has no graph it changes", pass.name);
+    }
+}

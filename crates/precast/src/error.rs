@@ -1,0 +1,118 @@
+//! The library's error: one enum whose kind a door turns into an exit code, a status or an exception.
+
+use precast_ir::EvalError;
+use precast_ir::graph::GraphError;
+use precast_onnx::import::ImportError;
+use precast_onnx::{ReadError, ReadErrorKind};
+use precast_passes::PassError;
+use precast_program::store::StoreError;
+use precast_program::{CompileError, FileError, LoadError, RunError};
+use precast_tensor::TensorError;
+use thiserror::Error;
+
+use crate::npy::NpyError;
+
+/// Why a call failed.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The file could not be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The model could not become a Graph.
+    #[error(transparent)]
+    Import(#[from] ImportError),
+    /// A pass failed.
+    #[error(transparent)]
+    Pass(#[from] PassError),
+    /// A Graph could not be built.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// The target could not compile the Graph.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// The device could not load the Program.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A run failed.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// Reference evaluation failed.
+    #[error(transparent)]
+    Eval(#[from] EvalError),
+    /// A Program file could not be read.
+    #[error("'{path}': {source}")]
+    ProgramFile {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        source: FileError,
+    },
+    /// A store did not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A tensor could not be made.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// A file could not be read or written.
+    #[error("cannot {action} '{path}': {source}")]
+    Io {
+        /// What was attempted.
+        action: &'static str,
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// An array file could not be read or written.
+    #[error("'{path}': {source}")]
+    Array {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        source: NpyError,
+    },
+    /// The request does not fit the model.
+    #[error("{0}")]
+    Request(String),
+}
+
+/// Classes of errors, one for each way a caller may want to react.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// A fault of ours.
+    Internal,
+    /// The caller's arguments.
+    Usage,
+    /// The model is broken or not supported.
+    Model,
+    /// A device failed.
+    Device,
+    /// A Program file or a stored constant is damaged.
+    Integrity,
+    /// Refused by a limit.
+    Limit,
+}
+
+impl Error {
+    /// The class of the error.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::Read(error) => match error.kind() {
+                ReadErrorKind::Malformed | ReadErrorKind::Unsupported => ErrorKind::Model,
+                ReadErrorKind::Refused => ErrorKind::Limit,
+                ReadErrorKind::Io => ErrorKind::Usage,
+            },
+            Error::Import(ImportError::Read(error)) if error.kind() == ReadErrorKind::Refused => ErrorKind::Limit,
+            Error::Import(_) | Error::Eval(_) | Error::Graph(_) => ErrorKind::Model,
+            Error::Pass(_) => ErrorKind::Internal,
+            Error::Compile(CompileError::Pass { .. }) => ErrorKind::Internal,
+            Error::Compile(_) => ErrorKind::Model,
+            Error::Load(LoadError::Target { .. }) => ErrorKind::Device,
+            Error::Load(_) | Error::Store(_) | Error::ProgramFile { .. } => ErrorKind::Integrity,
+            Error::Run(RunError::Buffer(_)) => ErrorKind::Usage,
+            Error::Run(RunError::Step { .. }) => ErrorKind::Model,
+            Error::Array { source: NpyError::TooLarge { .. }, .. } => ErrorKind::Limit,
+            Error::Array { .. } | Error::Tensor(_) | Error::Io { .. } | Error::Request(_) => ErrorKind::Usage,
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! Runs one Graph: compiled parts by Programs, host nodes by their meaning or, for `if` and `loop`, by runners of their
+//! bodies. Parts whose sizes depend on values are compiled when the values are known, once for each set of sizes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use precast_cpu::{CpuDevice, CpuTarget};
+use precast_ir::eval::bind_shape;
+use precast_ir::op::{If, Loop};
+use precast_ir::{Graph, NodeId, Op, ValueId};
+use precast_passes::cut_segments::{Segment, cut_segments};
+use precast_passes::{CANONICAL, PassOptions, run_passes};
+use precast_program::{Bucket, Device, DeviceContext, LoadedProgram, MemoryStore, Program, Target};
+use precast_tensor::{Bindings, DType, Tensor, Type};
+
+use crate::error::Error;
+
+/// What all runners of a model share.
+pub struct Shared {
+    pub target: CpuTarget,
+    pub device: CpuDevice,
+    pub store: MemoryStore,
+}
+
+/// Sizes of one part that are kept compiled; beyond this the set is dropped and begun again.
+const PARTS_KEPT: usize = 256;
+
+/// A Program and contexts that are not in use.
+pub struct LoadedPart {
+    pub loaded: Arc<dyn LoadedProgram>,
+    contexts: Mutex<Vec<Box<dyn DeviceContext>>>,
+}
+
+impl LoadedPart {
+    /// A Program without contexts.
+    pub fn new(loaded: Arc<dyn LoadedProgram>) -> LoadedPart {
+        LoadedPart { loaded, contexts: Mutex::new(Vec::new()) }
+    }
+
+    /// A context that no other run uses.
+    pub fn take_context(&self) -> Box<dyn DeviceContext> {
+        let free = self.contexts.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop();
+        free.unwrap_or_else(|| self.loaded.context())
+    }
+
+    /// Gives a context back.
+    pub fn give_context(&self, context: Box<dyn DeviceContext>) {
+        self.contexts.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(context);
+    }
+
+    /// Runs on new output buffers.
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+        let aligned: Vec<Tensor> = inputs.iter().map(Tensor::aligned).collect();
+        let buffers: Vec<&[u8]> = aligned.iter().map(Tensor::as_bytes).collect();
+        let ports = &self.loaded.program().outputs;
+        let mut outputs: Vec<OutputBuffer> = ports.iter().map(|port| OutputBuffer::new(port.bytes as usize)).collect();
+        let mut context = self.take_context();
+        let mut slices: Vec<&mut [u8]> = outputs.iter_mut().map(OutputBuffer::as_bytes_mut).collect();
+        context.run(&buffers, &mut slices)?;
+        self.give_context(context);
+        let tensors = ports.iter().zip(outputs).map(|(port, buffer)| {
+            let dtype = DType::from_name(&port.dtype)
+                .ok_or_else(|| Error::Request(format!("output '{}' has the unknown type {}", port.name, port.dtype)))?;
+            let shape: Vec<usize> = port.shape.iter().map(|&size| size as usize).collect();
+            Ok(buffer.into_tensor(dtype, shape)?)
+        });
+        tensors.collect()
+    }
+}
+
+/// Bytes of one output, aligned for every element type.
+pub struct OutputBuffer {
+    words: Vec<u64>,
+    bytes: usize,
+}
+
+impl OutputBuffer {
+    /// A zeroed buffer.
+    pub fn new(bytes: usize) -> OutputBuffer {
+        OutputBuffer { words: vec![0; bytes.div_ceil(size_of::<u64>())], bytes }
+    }
+
+    /// Its bytes.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
+    }
+
+    /// The bytes as a tensor, without copying.
+    pub fn into_tensor(self, dtype: DType, shape: Vec<usize>) -> Result<Tensor, precast_tensor::TensorError> {
+        Tensor::new(dtype, shape, bytes::Bytes::from_owner(self))
+    }
+}
+
+impl AsRef<[u8]> for OutputBuffer {
+    fn as_ref(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.bytes]
+    }
+}
+
+/// Key of a compiled part: which part, and the Types of its inputs. Sizes that were read are part of the Types and of
+/// the bindings.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct PartKey {
+    part: usize,
+    types: Vec<Type>,
+    bindings: Vec<(String, i64)>,
+}
+
+/// Key of a body's runner: which node, which branch, and the Types it is given.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct BodyKey {
+    node: u32,
+    branch: usize,
+    types: Vec<Type>,
+}
+
+/// Runs one Graph.
+pub struct GraphRunner {
+    shared: Arc<Shared>,
+    graph: Graph,
+    segments: Vec<Segment>,
+    parts: Mutex<HashMap<PartKey, Arc<LoadedPart>>>,
+    bodies: Mutex<HashMap<BodyKey, Arc<GraphRunner>>>,
+}
+
+impl GraphRunner {
+    /// A runner of a Graph whose input dims are numbers.
+    pub fn new(shared: Arc<Shared>, graph: &Graph) -> Result<GraphRunner, Error> {
+        let graph = run_passes(graph, CANONICAL, &PassOptions::default())?;
+        let segments = cut_segments(&graph)?;
+        let (parts, bodies) = (Mutex::default(), Mutex::default());
+        Ok(GraphRunner { shared, graph, segments, parts, bodies })
+    }
+
+    /// The Graph in canonical form.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The Program of a Graph that is one part, whose inputs and outputs are the Graph's own.
+    pub fn whole(&self) -> Result<Option<Arc<LoadedPart>>, Error> {
+        if !self.is_whole() {
+            return Ok(None);
+        }
+        let key = PartKey { part: usize::MAX, types: Vec::new(), bindings: Vec::new() };
+        self.part(key, || Ok(self.graph.clone())).map(Some)
+    }
+
+    /// The Program of a Graph that is one part, compiled but not loaded.
+    pub fn compile_whole(&self, bucket: &Bucket) -> Result<Option<Program>, Error> {
+        if !self.is_whole() {
+            return Ok(None);
+        }
+        Ok(Some(self.shared.target.compile(&self.graph, bucket, &self.shared.store)?))
+    }
+
+    fn is_whole(&self) -> bool {
+        let is_host = |segment: &Segment| matches!(segment, Segment::Host { .. });
+        self.segments.len() <= 1 && !self.segments.iter().any(is_host) && self.graph.symbols().is_empty()
+    }
+
+    /// Outputs in order.
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+        if let Some(whole) = self.whole()? {
+            return whole.run(inputs);
+        }
+        let mut values = Values::new(&self.graph, inputs);
+        for (part, segment) in self.segments.iter().enumerate() {
+            match segment {
+                Segment::Host { node } => self.run_host(*node, &mut values)?,
+                Segment::Compiled { graph, inputs, outputs } => {
+                    let tensors: Vec<Tensor> = inputs.iter().map(|&v| values.get(v)).collect::<Result<_, Error>>()?;
+                    let results = self.run_part(part, graph, &tensors, &values.bindings)?;
+                    for (&output, tensor) in outputs.iter().zip(results) {
+                        values.set(output, tensor);
+                    }
+                }
+            }
+        }
+        self.graph.outputs().iter().map(|output| values.get(output.value)).collect()
+    }
+
+    fn run_part(&self, part: usize, graph: &Graph, inputs: &[Tensor], bindings: &Bindings) -> Result<Vec<Tensor>, Error> {
+        let types: Vec<Type> = inputs.iter().map(Tensor::type_).collect();
+        let symbols = graph.symbols();
+        let bindings_used: Vec<(String, i64)> = bindings
+            .iter()
+            .filter(|&(symbol, _)| symbols.contains(symbol))
+            .map(|(symbol, number)| (symbol.as_str().to_string(), number))
+            .collect();
+        let key = PartKey { part, types: types.clone(), bindings: bindings_used };
+        let loaded = self.part(key, || {
+            let input_types: BTreeMap<usize, Type> = types.into_iter().enumerate().collect();
+            Ok(graph.bind(bindings, &input_types)?)
+        })?;
+        loaded.run(inputs)
+    }
+
+    fn part(&self, key: PartKey, graph: impl FnOnce() -> Result<Graph, Error>) -> Result<Arc<LoadedPart>, Error> {
+        let mut parts = self.parts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(part) = parts.get(&key) {
+            return Ok(part.clone());
+        }
+        let graph = graph()?;
+        let bucket = Bucket::new(key.bindings.iter().cloned());
+        let program = Arc::new(self.shared.target.compile(&graph, &bucket, &self.shared.store)?);
+        let part = Arc::new(LoadedPart::new(self.shared.device.load(&program, &self.shared.store)?));
+        if parts.len() >= PARTS_KEPT {
+            parts.clear();
+        }
+        parts.insert(key, part.clone());
+        Ok(part)
+    }
+
+    fn run_host(&self, id: NodeId, values: &mut Values<'_>) -> Result<(), Error> {
+        let node = self.graph.node(id);
+        let inputs: Vec<Tensor> = node.inputs.iter().map(|&input| values.get(input)).collect::<Result<_, Error>>()?;
+        let outputs = match &node.op {
+            Op::If(op) => self.run_if(id, op, &inputs)?,
+            Op::Loop(op) => self.run_loop(id, op, &inputs)?,
+            op => op.bind(&values.bindings).eval(&inputs)?,
+        };
+        for (&output, tensor) in node.outputs.iter().zip(outputs) {
+            values.set(output, tensor);
+        }
+        Ok(())
+    }
+
+    fn run_if(&self, node: NodeId, op: &If, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+        let is_true = flag(&inputs[0])?;
+        let (branch, body) = if is_true { (0, &op.then_body) } else { (1, &op.else_body) };
+        self.body(node, branch, body, &inputs[1..])?.run(&inputs[1..])
+    }
+
+    fn run_loop(&self, node: NodeId, op: &Loop, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+        let trips = inputs[0].to_i64_vec()?.first().copied().unwrap_or(0);
+        let mut goes_on = flag(&inputs[1])?;
+        let (carried, captures) = inputs[2..].split_at(op.carried);
+        let mut carried = carried.to_vec();
+        let scans = op.body.outputs().len() - 1 - op.carried;
+        let mut slices: Vec<Vec<Tensor>> = vec![Vec::new(); scans];
+        let mut iteration: i64 = 0;
+        while iteration < trips && goes_on {
+            let mut arguments = vec![Tensor::scalar(iteration), Tensor::from_bools(Vec::new(), &[goes_on])?];
+            arguments.extend(carried);
+            arguments.extend_from_slice(captures);
+            let mut results = self.body(node, 0, &op.body, &arguments)?.run(&arguments)?;
+            let scanned = results.split_off(1 + op.carried);
+            for (slices, slice) in slices.iter_mut().zip(scanned) {
+                slices.push(slice);
+            }
+            carried = results.split_off(1);
+            goes_on = flag(&results[0])?;
+            iteration += 1;
+        }
+        let stacked = slices.into_iter().enumerate().map(|(scan, slices)| {
+            let output = op.body.outputs()[1 + op.carried + scan].value;
+            stack(op.body.ty(output), &slices)
+        });
+        let stacked: Vec<Tensor> = stacked.collect::<Result<_, Error>>()?;
+        Ok(carried.into_iter().chain(stacked).collect())
+    }
+
+    fn body(&self, node: NodeId, branch: usize, body: &Graph, inputs: &[Tensor]) -> Result<Arc<GraphRunner>, Error> {
+        let types: Vec<Type> = inputs.iter().map(Tensor::type_).collect();
+        let key = BodyKey { node: node.0, branch, types: types.clone() };
+        if let Some(runner) = self.bodies.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get(&key) {
+            return Ok(runner.clone());
+        }
+        let mut bindings = Bindings::new();
+        for (&input, tensor) in body.inputs().iter().zip(inputs) {
+            bind_shape(body.ty(input), tensor.shape(), &mut bindings);
+        }
+        let input_types = types.into_iter().enumerate().collect();
+        let runner = Arc::new(GraphRunner::new(self.shared.clone(), &body.bind(&bindings, &input_types)?)?);
+        let mut bodies = self.bodies.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if bodies.len() >= PARTS_KEPT {
+            bodies.clear();
+        }
+        bodies.insert(key, runner.clone());
+        Ok(runner)
+    }
+}
+
+/// Values of a Graph that are known so far, and the symbols they decide.
+struct Values<'a> {
+    graph: &'a Graph,
+    tensors: Vec<Option<Tensor>>,
+    bindings: Bindings,
+}
+
+impl<'a> Values<'a> {
+    fn new(graph: &'a Graph, inputs: &[Tensor]) -> Values<'a> {
+        let mut values = Values { graph, tensors: vec![None; graph.values().len()], bindings: Bindings::new() };
+        for (&input, tensor) in graph.inputs().iter().zip(inputs) {
+            values.set(input, tensor.clone());
+        }
+        values
+    }
+
+    fn get(&self, value: ValueId) -> Result<Tensor, Error> {
+        let known = self.tensors[value.0 as usize].as_ref().or_else(|| self.graph.constant(value));
+        known.cloned().ok_or_else(|| Error::Request(format!("value {value} is needed before it is computed")))
+    }
+
+    fn set(&mut self, value: ValueId, tensor: Tensor) {
+        bind_shape(self.graph.ty(value), tensor.shape(), &mut self.bindings);
+        for size in self.graph.sizes.iter().filter(|size| size.value == value) {
+            if let Some(&number) = tensor.to_i64_vec().ok().as_deref().and_then(|elements| elements.get(size.element)) {
+                self.bindings.insert(size.symbol.clone(), number);
+            }
+        }
+        self.tensors[value.0 as usize] = Some(tensor);
+    }
+}
+
+fn flag(tensor: &Tensor) -> Result<bool, Error> {
+    match tensor.to_bools()?[..] {
+        [flag] => Ok(flag),
+        ref flags => Err(Error::Request(format!("a condition has {} elements; one was expected", flags.len()))),
+    }
+}
+
+/// Slices of a scan output, one after another along a new first axis.
+fn stack(ty: &Type, slices: &[Tensor]) -> Result<Tensor, Error> {
+    let Some(first) = slices.first() else {
+        let mut shape = vec![0];
+        shape.extend(ty.dims.iter().map(|dim| dim.as_usize().unwrap_or(0)));
+        return Ok(Tensor::zeros(ty.dtype, shape)?);
+    };
+    let mut shape = vec![slices.len()];
+    shape.extend_from_slice(first.shape());
+    let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.as_bytes().iter().copied()).collect();
+    Ok(Tensor::new(first.dtype(), shape, bytes.into())?.aligned())
+}

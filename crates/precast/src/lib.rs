@@ -1,0 +1,46 @@
+//! Precast, the library: open an ONNX model, compile it, run it.
+//!
+//! ```no_run
+//! use precast::{Model, Runner, RunnerOptions};
+//! # fn main() -> Result<(), precast::Error> {
+//! let model = Model::open("model.onnx".as_ref())?;
+//! let runner = Runner::new(model, RunnerOptions::default());
+//! let x = precast::Tensor::zeros(precast::DType::F32, [1, 3, 224, 224])?;
+//! for (name, tensor) in runner.run(&[("input".to_string(), x)])? {
+//!     println!("{name}: {}", tensor.type_());
+//! }
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod compare;
+pub mod device_name;
+mod error;
+mod folder_store;
+mod graph_runner;
+mod model;
+pub mod npy;
+mod npy_header;
+mod program_file;
+mod program_runner;
+mod runner;
+pub mod suggestion;
+mod tensor_file;
+mod verify;
+
+pub use compare::{Difference, Tolerance, compare, relative_error};
+pub use error::{Error, ErrorKind};
+pub use folder_store::FolderStore;
+pub use model::{DeclaredOutput, InputInfo, Model, ModelSummary};
+pub use precast_cpu::Isa;
+pub use precast_ir::{Graph, text};
+pub use precast_onnx::{ImportError, ImportOptions, Imported, UnsupportedNode, operators};
+pub use precast_passes::{CANONICAL, FUSED, PassOptions, run_passes};
+pub use precast_program::{Bucket, Port, Program, Step};
+pub use precast_tensor::{Bindings, DType, Dim, Symbol, Tensor, TensorError, Type};
+pub use program_file::{is_program_file, load_program, move_program, read_program, save_program};
+pub use program_runner::{ProgramRunner, is_by_reference};
+pub use runner::{Named, Ready, Runner, RunnerOptions, StepTime};
+pub use tensor_file::{read_archive, read_tensor};
+pub use verify::{StepReport, verify_steps};

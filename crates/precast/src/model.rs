@@ -1,0 +1,154 @@
+//! An opened ONNX model: its interface, and Graphs of it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use bytes::Bytes;
+use precast_ir::Graph;
+use precast_onnx::import::{ImportOptions, Imported, declared_dim, import};
+use precast_onnx::{DeclaredDim, Limits, ModelFile, declared_type};
+use precast_tensor::{DType, Dim};
+
+use crate::error::Error;
+
+/// An opened ONNX model.
+pub struct Model {
+    file: ModelFile,
+}
+
+/// An input as the model declares it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputInfo {
+    /// Its name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Dims, or `None` where the model does not declare a rank. A dim is a number or the symbol it is bound by.
+    pub dims: Option<Vec<Dim>>,
+}
+
+/// An output as the model declares it, which it need not do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeclaredOutput {
+    /// Its name.
+    pub name: String,
+    /// Element type, if it is declared and a tensor's.
+    pub dtype: Option<DType>,
+    /// Dims, where they are declared.
+    pub dims: Option<Vec<Dim>>,
+}
+
+/// What a model is, without importing it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSummary {
+    /// Version of the ONNX format.
+    pub ir_version: i64,
+    /// What wrote the file.
+    pub producer: String,
+    /// Operator sets by domain.
+    pub opsets: Vec<(String, i64)>,
+    /// Nodes of the top graph.
+    pub nodes: usize,
+    /// How often each operator is used in the top graph.
+    pub operators: BTreeMap<String, usize>,
+    /// Bytes of initializers in the file.
+    pub weight_bytes: u64,
+    /// Digest of the file.
+    pub digest: String,
+}
+
+impl Model {
+    /// Opens a file.
+    pub fn open(path: &Path) -> Result<Model, Error> {
+        Ok(Model { file: ModelFile::open(path, &Limits::default())? })
+    }
+
+    /// Opens a file whose external data may lie anywhere beneath `root`, links included.
+    pub fn open_within(path: &Path, root: &Path) -> Result<Model, Error> {
+        Ok(Model { file: ModelFile::open_within(path, root, &Limits::default())? })
+    }
+
+    /// Opens a model in memory; it cannot have external data.
+    pub fn from_bytes(bytes: Bytes) -> Result<Model, Error> {
+        Ok(Model { file: ModelFile::from_bytes(bytes, None, &Limits::default())? })
+    }
+
+    /// Inputs that a request must give, in order.
+    pub fn inputs(&self) -> Result<Vec<InputInfo>, Error> {
+        let graph = self.file.graph();
+        let mut inputs = Vec::new();
+        for input in &graph.input {
+            if graph.initializer.iter().any(|initializer| initializer.name == input.name) {
+                continue;
+            }
+            let (dtype, declared) = declared_type(input)?;
+            let dims = declared.map(|dims| {
+                let options = ImportOptions::default();
+                let declared = dims.iter().enumerate();
+                declared
+                    .map(|(axis, dim): (usize, &DeclaredDim)| declared_dim(&input.name, axis, dim, &options))
+                    .collect()
+            });
+            inputs.push(InputInfo { name: input.name.clone(), dtype, dims });
+        }
+        Ok(inputs)
+    }
+
+    /// Names of the outputs, in order.
+    pub fn outputs(&self) -> Vec<String> {
+        self.file.graph().output.iter().map(|output| output.name.clone()).collect()
+    }
+
+    /// Outputs as the model declares them, in order.
+    pub fn declared_outputs(&self) -> Vec<DeclaredOutput> {
+        let declared = |output: &precast_onnx::proto::ValueInfoProto| {
+            let (dtype, dims) = declared_type(output).map_or((None, None), |(dtype, dims)| (Some(dtype), dims));
+            let options = ImportOptions::default();
+            let dims = dims.map(|dims| {
+                let dims = dims.iter().enumerate();
+                dims.map(|(axis, dim)| declared_dim(&output.name, axis, dim, &options)).collect()
+            });
+            DeclaredOutput { name: output.name.clone(), dtype, dims }
+        };
+        self.file.graph().output.iter().map(declared).collect()
+    }
+
+    /// What the model is.
+    pub fn summary(&self) -> ModelSummary {
+        let proto = self.file.proto();
+        let graph = self.file.graph();
+        let mut operators = BTreeMap::new();
+        for node in &graph.node {
+            *operators.entry(node.op_type.clone()).or_insert(0) += 1;
+        }
+        let opsets = proto.opset_import.iter().map(|set| {
+            let domain = if set.domain.is_empty() { "ai.onnx" } else { &set.domain };
+            (domain.to_string(), set.version)
+        });
+        let weight_bytes = graph
+            .initializer
+            .iter()
+            .filter_map(|tensor| self.file.tensor(tensor).ok())
+            .map(|tensor| tensor.as_bytes().len() as u64)
+            .sum();
+        ModelSummary {
+            ir_version: proto.ir_version,
+            producer: format!("{} {}", proto.producer_name, proto.producer_version).trim().to_string(),
+            opsets: opsets.collect(),
+            nodes: graph.node.len(),
+            operators,
+            weight_bytes,
+            digest: self.file.digest().to_string(),
+        }
+    }
+
+    /// The model as a Graph. Symbols without a number stay symbols.
+    pub fn graph(&self, options: &ImportOptions) -> Result<Imported, Error> {
+        Ok(import(&self.file, options)?)
+    }
+
+    /// The model as a symbolic Graph.
+    pub fn symbolic_graph(&self) -> Result<Graph, Error> {
+        Ok(self.graph(&ImportOptions::default())?.graph)
+    }
+}

@@ -1,0 +1,308 @@
+//! Runs a model on the CPU. Each set of input shapes is imported and compiled once and kept.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use precast_cpu::{CpuDevice, CpuTarget, Isa};
+use precast_ir::Graph;
+use precast_ir::eval::eval_graph;
+use precast_onnx::import::{ImportError, ImportOptions};
+use precast_passes::PassOptions;
+use precast_program::{Bucket, Device, DeviceContext, MemoryStore, Program};
+use precast_tensor::{DType, Dim, Tensor};
+
+use crate::error::Error;
+use crate::graph_runner::{GraphRunner, LoadedPart, OutputBuffer, Shared};
+use crate::model::Model;
+
+/// How a model is compiled and run.
+#[derive(Clone, Debug)]
+pub struct RunnerOptions {
+    /// Threads of a run; the number of cores unless set.
+    pub threads: usize,
+    /// Instruction set; what this CPU has unless set.
+    pub isa: Isa,
+    /// Controls of the passes.
+    pub passes: PassOptions,
+}
+
+impl Default for RunnerOptions {
+    fn default() -> RunnerOptions {
+        let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
+        RunnerOptions { threads, isa: Isa::detect(), passes: PassOptions::default() }
+    }
+}
+
+/// Named tensors, in order.
+pub type Named = Vec<(String, Tensor)>;
+
+/// What distinguishes one compiled form of a model from another.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct RequestKey {
+    inputs: Vec<(String, DType, Vec<usize>)>,
+    frozen: Vec<(String, String)>,
+}
+
+/// Runs a model.
+pub struct Runner {
+    model: Model,
+    shared: Arc<Shared>,
+    /// Inputs whose values decide the form of the Graph; learned from the model.
+    frozen: Mutex<BTreeSet<String>>,
+    prepared: Mutex<HashMap<RequestKey, Arc<Prepared>>>,
+}
+
+/// A model for one set of shapes.
+struct Prepared {
+    runner: GraphRunner,
+    /// Positions in the request of the Graph's inputs.
+    inputs: Vec<usize>,
+}
+
+/// Forms of a model that are kept compiled; beyond this the set is dropped and begun again.
+const PREPARED_KEPT: usize = 64;
+
+impl Runner {
+    /// A runner of a model.
+    pub fn new(model: Model, options: RunnerOptions) -> Runner {
+        let target = CpuTarget::new(options.isa, options.threads, options.passes);
+        let shared = Shared { target, device: CpuDevice::new(options.threads), store: MemoryStore::default() };
+        Runner { model, shared: Arc::new(shared), frozen: Mutex::default(), prepared: Mutex::default() }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Outputs for these inputs, which may come in any order.
+    pub fn run(&self, inputs: &[(String, Tensor)]) -> Result<Named, Error> {
+        let prepared = self.prepare(inputs)?;
+        let tensors: Vec<Tensor> = prepared.inputs.iter().map(|&position| inputs[position].1.clone()).collect();
+        let outputs = prepared.runner.run(&tensors)?;
+        Ok(self.model.outputs().into_iter().zip(outputs).collect())
+    }
+
+    /// Outputs for these inputs by reference evaluation.
+    pub fn run_reference(&self, inputs: &[(String, Tensor)]) -> Result<Named, Error> {
+        let (graph, positions) = self.graph(inputs)?;
+        let tensors: Vec<Tensor> = positions.iter().map(|&position| inputs[position].1.clone()).collect();
+        let outputs = eval_graph(&graph, &tensors)?;
+        Ok(self.model.outputs().into_iter().zip(outputs).collect())
+    }
+
+    /// The model compiled for these inputs, if it is one Program: repeated runs then cost nothing but the model.
+    pub fn ready(&self, inputs: &[(String, Tensor)]) -> Result<Option<Ready>, Error> {
+        let prepared = self.prepare(inputs)?;
+        let Some(part) = prepared.runner.whole()? else { return Ok(None) };
+        let inputs = prepared.inputs.iter().map(|&position| inputs[position].1.aligned()).collect();
+        Ok(Some(Ready::new(part, inputs)))
+    }
+
+    /// The Program for these inputs, if the model is one Program. Nothing is loaded, so that the Program may be one for
+    /// another machine.
+    pub fn compile(&self, inputs: &[(String, Tensor)], bucket: &Bucket) -> Result<Option<Program>, Error> {
+        let (graph, _) = self.graph(inputs)?;
+        GraphRunner::new(self.shared.clone(), &graph)?.compile_whole(bucket)
+    }
+
+    /// The store that holds the constants of every compiled Program.
+    pub fn store(&self) -> &MemoryStore {
+        &self.shared.store
+    }
+
+    /// The Graph that these inputs run on, before the target's passes, and which input each of its inputs is.
+    pub fn graph(&self, inputs: &[(String, Tensor)]) -> Result<(Graph, Vec<usize>), Error> {
+        self.check_inputs(inputs)?;
+        loop {
+            let frozen = self.frozen.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+            let mut options = ImportOptions::default();
+            for (name, tensor) in inputs {
+                if frozen.contains(name) {
+                    options.freeze.insert(name.clone(), tensor.clone());
+                }
+                let dims = tensor.shape().iter().map(|&size| Dim::from(size)).collect();
+                options.shapes.insert(name.clone(), dims);
+            }
+            match self.model.graph(&options) {
+                Ok(imported) => {
+                    let positions = positions(&imported.graph, inputs)?;
+                    return Ok((imported.graph, positions));
+                }
+                Err(Error::Import(ImportError::NeedsInputs { inputs, what })) => {
+                    let mut known = self.frozen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                    let before = known.len();
+                    known.extend(inputs.iter().cloned());
+                    if known.len() == before {
+                        return Err(Error::Import(ImportError::NeedsInputs { inputs, what }));
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The Graph as the target optimises it for these inputs, if it is one Program.
+    pub fn optimised(&self, inputs: &[(String, Tensor)]) -> Result<(Graph, Vec<usize>), Error> {
+        let (graph, positions) = self.graph(inputs)?;
+        Ok((self.shared.target.optimise(&graph)?, positions))
+    }
+
+    /// Runs a Graph that the target has optimised already, without its passes.
+    pub(crate) fn run_optimised(&self, graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+        let program = self.shared.target.compile_optimised(graph, &Bucket::default(), &self.shared.store)?;
+        let loaded = self.shared.device.load(&Arc::new(program), &self.shared.store)?;
+        LoadedPart::new(loaded).run(inputs)
+    }
+
+    fn prepare(&self, inputs: &[(String, Tensor)]) -> Result<Arc<Prepared>, Error> {
+        let key = self.key(inputs);
+        if let Some(prepared) = self.prepared.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get(&key) {
+            return Ok(prepared.clone());
+        }
+        let (graph, positions) = self.graph(inputs)?;
+        let prepared = Arc::new(Prepared { runner: GraphRunner::new(self.shared.clone(), &graph)?, inputs: positions });
+        // Importing may have learned that another input decides the form.
+        let key = self.key(inputs);
+        let mut kept = self.prepared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if kept.len() >= PREPARED_KEPT {
+            kept.clear();
+        }
+        kept.insert(key, prepared.clone());
+        Ok(prepared)
+    }
+
+    fn key(&self, inputs: &[(String, Tensor)]) -> RequestKey {
+        let frozen = self.frozen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        RequestKey {
+            inputs: inputs
+                .iter()
+                .map(|(name, tensor)| (name.clone(), tensor.dtype(), tensor.shape().to_vec()))
+                .collect(),
+            frozen: inputs
+                .iter()
+                .filter(|(name, _)| frozen.contains(name))
+                .map(|(name, tensor)| (name.clone(), tensor.digest().to_string()))
+                .collect(),
+        }
+    }
+
+    /// Every input of the model is given once, nothing else is, and element types, ranks and fixed sizes fit.
+    fn check_inputs(&self, inputs: &[(String, Tensor)]) -> Result<(), Error> {
+        let declared = self.model.inputs()?;
+        for (position, (name, tensor)) in inputs.iter().enumerate() {
+            if inputs[..position].iter().any(|(other, _)| other == name) {
+                return Err(Error::Request(format!("input '{name}' is given twice")));
+            }
+            let Some(info) = declared.iter().find(|info| info.name == *name) else {
+                let names: Vec<String> = declared.iter().map(|info| format!("'{}'", info.name)).collect();
+                return Err(Error::Request(format!(
+                    "the model has no input '{name}'; it has {}",
+                    if names.is_empty() { "none".to_string() } else { names.join(", ") }
+                )));
+            };
+            let fits = info.dtype == tensor.dtype()
+                && info.dims.as_ref().is_none_or(|dims| {
+                    dims.len() == tensor.rank()
+                        && dims.iter().zip(tensor.shape()).all(|(dim, &size)| dim.as_usize().is_none_or(|n| n == size))
+                });
+            if !fits {
+                let dims = info.dims.as_ref().map_or("[..]".to_string(), |dims| {
+                    let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
+                    format!("[{}]", dims.join(","))
+                });
+                return Err(Error::Request(format!(
+                    "input '{name}' is {}; the model expects {}{dims}",
+                    tensor.type_(),
+                    info.dtype.name()
+                )));
+            }
+        }
+        match declared.iter().find(|info| !inputs.iter().any(|(name, _)| *name == info.name)) {
+            Some(missing) => Err(Error::Request(format!("input '{}' is not given", missing.name))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// For each input of the Graph its position among the inputs given.
+fn positions(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<Vec<usize>, Error> {
+    graph
+        .inputs()
+        .iter()
+        .map(|&input| {
+            let name = graph.input_name(input);
+            inputs
+                .iter()
+                .position(|(given, _)| given == name)
+                .ok_or_else(|| Error::Request(format!("input '{name}' is not given")))
+        })
+        .collect()
+}
+
+/// Time of one step of one run.
+#[derive(Clone, Debug)]
+pub struct StepTime {
+    /// Kernel of the step.
+    pub kernel: String,
+    /// Source nodes.
+    pub nodes: Vec<String>,
+    /// How long it took.
+    pub time: Duration,
+}
+
+/// A model compiled for one set of inputs, with its buffers: a run allocates nothing.
+pub struct Ready {
+    part: Arc<LoadedPart>,
+    context: Option<Box<dyn DeviceContext>>,
+    inputs: Vec<Tensor>,
+    outputs: Vec<OutputBuffer>,
+}
+
+impl Ready {
+    /// Buffers for runs on these inputs, which are in the Program's order and of its Types.
+    pub(crate) fn new(part: Arc<LoadedPart>, inputs: Vec<Tensor>) -> Ready {
+        let ports = &part.loaded.program().outputs;
+        let outputs = ports.iter().map(|port| OutputBuffer::new(port.bytes as usize)).collect();
+        let context = Some(part.take_context());
+        Ready { part, context, inputs, outputs }
+    }
+
+    /// The Program.
+    pub fn program(&self) -> &Program {
+        self.part.loaded.program()
+    }
+
+    /// Runs once.
+    pub fn run(&mut self) -> Result<(), Error> {
+        self.with_buffers(|context, inputs, outputs| Ok(context.run(inputs, outputs)?))
+    }
+
+    /// Runs once and gives the time of every step.
+    pub fn run_timed(&mut self) -> Result<Vec<StepTime>, Error> {
+        let times = self.with_buffers(|context, inputs, outputs| Ok(context.run_timed(inputs, outputs)?))?;
+        let steps = self.program().steps.iter().zip(times);
+        Ok(steps
+            .map(|(step, time)| StepTime { kernel: step.kernel.clone(), nodes: step.provenance.clone(), time })
+            .collect())
+    }
+
+    fn with_buffers<T>(
+        &mut self,
+        run: impl FnOnce(&mut dyn DeviceContext, &[&[u8]], &mut [&mut [u8]]) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let inputs: Vec<&[u8]> = self.inputs.iter().map(Tensor::as_bytes).collect();
+        let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(OutputBuffer::as_bytes_mut).collect();
+        let context = self.context.as_mut().expect("a context is held until drop");
+        run(context.as_mut(), &inputs, &mut outputs)
+    }
+}
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        if let Some(context) = self.context.take() {
+            self.part.give_context(context);
+        }
+    }
+}

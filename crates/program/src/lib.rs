@@ -1,0 +1,19 @@
+//! The compiled result and what surrounds it: `Program`, the traits `Target`, `Device` and `ArtifactStore`, buffer
+//! planning and the Program file. Knows no target, no ONNX and no file system.
+#![forbid(unsafe_code)]
+
+pub mod bucket;
+pub mod device;
+pub mod file;
+pub mod plan;
+pub mod program;
+pub mod store;
+pub mod target;
+
+pub use bucket::Bucket;
+pub use device::{Device, DeviceContext, LoadError, LoadedProgram, RunError};
+pub use file::{FileError, decode, encode};
+pub use plan::{Lifetime, Plan, plan_buffers};
+pub use program::{ConstantRef, Place, Port, Program, Slot, Step};
+pub use store::{ArtifactStore, MemoryStore};
+pub use target::{CompileError, Target, TargetDescription};

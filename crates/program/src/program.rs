@@ -1,0 +1,140 @@
+//! A Program: the steps of one Bucket, where each buffer lies, and the digests of the constants it needs. Immutable; the
+//! kernel of a step and its parameters are the target's own business.
+
+use serde::{Deserialize, Serialize};
+
+use crate::bucket::Bucket;
+
+/// Where the bytes of a buffer lie during a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Place {
+    /// In the arena, at this offset in bytes.
+    Arena(u64),
+    /// The caller's input buffer of this position.
+    Input(u32),
+    /// The caller's output buffer of this position.
+    Output(u32),
+    /// The constant of this position.
+    Constant(u32),
+}
+
+/// A buffer as a step sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    /// Where it lies.
+    pub place: Place,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// One kernel call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// Name of the kernel, for people.
+    pub kernel: String,
+    /// What the target needs to make the kernel again, in the target's own encoding.
+    pub parameters: Vec<u8>,
+    /// Buffers it reads.
+    pub reads: Vec<Slot>,
+    /// Buffers it writes; they overlap nothing else that the step touches.
+    pub writes: Vec<Slot>,
+    /// Names of the model's nodes that it computes.
+    pub provenance: Vec<String>,
+    /// First value it defines, as the Program's graph text numbers them.
+    pub value: u32,
+}
+
+/// An input or output of a Program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Port {
+    /// Name in the model.
+    pub name: String,
+    /// Element type, by name.
+    pub dtype: String,
+    /// Sizes.
+    pub shape: Vec<u64>,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// A constant that a Program needs from the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConstantRef {
+    /// Digest in the store, as hex.
+    pub digest: String,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// The compiled result for one Bucket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// The target it was compiled for, as its description prints.
+    pub target: String,
+    /// Build of the compiler.
+    pub build: String,
+    /// Dims it is compiled for.
+    pub bucket: Bucket,
+    /// Inputs in order.
+    pub inputs: Vec<Port>,
+    /// Outputs in order.
+    pub outputs: Vec<Port>,
+    /// Kernel calls in order.
+    pub steps: Vec<Step>,
+    /// Size of the arena.
+    pub arena_bytes: u64,
+    /// Bytes live at the worst step: what no plan can go below.
+    pub live_bytes_max: u64,
+    /// Constants, by the positions that slots name.
+    pub constants: Vec<ConstantRef>,
+    /// Text form of the graph that the steps compute.
+    pub graph: String,
+}
+
+/// Build of this compiler: a Program of another build is refused.
+pub const BUILD: &str = concat!("precast ", env!("CARGO_PKG_VERSION"));
+
+impl Program {
+    /// Checks that every slot lies inside its buffer and that no step writes what it also touches elsewhere.
+    pub fn verify(&self) -> Result<(), String> {
+        for (position, step) in self.steps.iter().enumerate() {
+            for slot in step.reads.iter().chain(&step.writes) {
+                self.verify_slot(slot).map_err(|reason| format!("step {position} ({}): {reason}", step.kernel))?;
+            }
+            for (index, write) in step.writes.iter().enumerate() {
+                let others = step.reads.iter().chain(step.writes[..index].iter());
+                if others.clone().any(|other| overlap(write, other)) {
+                    return Err(format!("step {position} ({}): write {index} overlaps another buffer", step.kernel));
+                }
+                if matches!(write.place, Place::Input(_) | Place::Constant(_)) {
+                    return Err(format!("step {position} ({}): write {index} is not writable", step.kernel));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn verify_slot(&self, slot: &Slot) -> Result<(), String> {
+        let size = match slot.place {
+            Place::Arena(offset) => Some(self.arena_bytes.saturating_sub(offset)),
+            Place::Input(position) => self.inputs.get(position as usize).map(|port| port.bytes),
+            Place::Output(position) => self.outputs.get(position as usize).map(|port| port.bytes),
+            Place::Constant(position) => self.constants.get(position as usize).map(|constant| constant.bytes),
+        };
+        match size {
+            Some(size) if slot.bytes <= size => Ok(()),
+            Some(size) => Err(format!("{:?} has {size} bytes; {} are used", slot.place, slot.bytes)),
+            None => Err(format!("{:?} does not exist", slot.place)),
+        }
+    }
+}
+
+fn overlap(a: &Slot, b: &Slot) -> bool {
+    if a.bytes == 0 || b.bytes == 0 {
+        return false;
+    }
+    match (a.place, b.place) {
+        (Place::Arena(x), Place::Arena(y)) => x < y + b.bytes && y < x + a.bytes,
+        (x, y) => x == y,
+    }
+}

@@ -1,0 +1,184 @@
+//! One ONNX backend case: a folder with a model and sets of inputs and expected outputs, run on one target.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use clap::ValueEnum;
+use precast::{DType, Model, Runner, RunnerOptions, Tensor};
+use precast_cpu::lower::REFERENCE;
+use precast_onnx::proto::{GraphProto, ModelProto, TypeValue, ValueInfoProto};
+use precast_onnx::{Limits, decode_tensor, tensor_without_model};
+use prost::Message;
+use serde::{Deserialize, Serialize};
+
+use crate::inputs::Named;
+
+/// What a case runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum TargetName {
+    /// The meaning of the ops.
+    Reference,
+    /// The CPU target.
+    Cpu,
+}
+
+impl TargetName {
+    /// Every target, in the order of reports.
+    pub const ALL: [TargetName; 2] = [TargetName::Reference, TargetName::Cpu];
+
+    /// Its name in lists and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            TargetName::Reference => "reference",
+            TargetName::Cpu => "cpu",
+        }
+    }
+}
+
+/// What a case that passed says about itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CaseReport {
+    /// The ai.onnx operator that the case is about, if it is one node.
+    pub operator: Option<String>,
+    /// On the CPU: some step ran by reference evaluation.
+    pub by_reference: bool,
+}
+
+/// How close a result must come: |found − expected| ≤ atol + rtol |expected|.
+#[derive(Clone, Copy, Deserialize)]
+struct Tolerance {
+    rtol: f64,
+    atol: f64,
+}
+
+/// Runs a case; an error is why it does not pass.
+pub fn run(folder: &Path, target: TargetName) -> Result<CaseReport> {
+    let bytes = Bytes::from(fs::read(folder.join("model.onnx"))?);
+    let proto = ModelProto::decode(bytes.clone())?;
+    let graph = proto.graph.context("the model has no graph")?;
+    let tolerance: Tolerance = serde_json::from_slice(&fs::read(folder.join("tolerance.json"))?)?;
+    let runner = Runner::new(Model::from_bytes(bytes)?, RunnerOptions::default());
+    let mut report = CaseReport { operator: single_operator(&graph), by_reference: false };
+    for set in 0.. {
+        let data_set = folder.join(format!("test_data_set_{set}"));
+        if !data_set.exists() {
+            ensure!(set > 0, "the case has no data");
+            break;
+        }
+        let inputs = read_inputs(&graph, &data_set)?;
+        let expected = read_values(&graph.output, &data_set, "output")?;
+        let found = match target {
+            TargetName::Reference => runner.run_reference(&inputs)?,
+            TargetName::Cpu => runner.run(&inputs)?,
+        };
+        ensure!(found.len() == expected.len(), "{} outputs where {} are expected", found.len(), expected.len());
+        for ((name, found), (_, expected)) in found.iter().zip(&expected) {
+            check_close(found, expected, tolerance).with_context(|| format!("output '{name}'"))?;
+        }
+        report.by_reference |= target == TargetName::Cpu && uses_reference(&runner, &inputs)?;
+    }
+    Ok(report)
+}
+
+/// The operator of a model that is one ai.onnx node.
+fn single_operator(graph: &GraphProto) -> Option<String> {
+    match &graph.node[..] {
+        [node] if matches!(node.domain.as_str(), "" | "ai.onnx") => Some(node.op_type.clone()),
+        _ => None,
+    }
+}
+
+/// Whether some step, or the host between Programs, evaluates a node by its meaning.
+fn uses_reference(runner: &Runner, inputs: &Named) -> Result<bool> {
+    let Some(ready) = runner.ready(inputs)? else { return Ok(true) };
+    Ok(ready.program().steps.iter().any(|step| step.kernel.starts_with(REFERENCE)))
+}
+
+/// The inputs of a data set. Old models list initializers among their inputs; the data does not give those.
+fn read_inputs(graph: &GraphProto, folder: &Path) -> Result<Named> {
+    let is_initializer = |name: &str| graph.initializer.iter().any(|initializer| initializer.name == name);
+    let required: Vec<ValueInfoProto> = graph.input.iter().filter(|input| !is_initializer(&input.name)).cloned().collect();
+    read_values(&required, folder, "input")
+}
+
+fn read_values(infos: &[ValueInfoProto], folder: &Path, kind: &str) -> Result<Named> {
+    let values = infos.iter().enumerate().map(|(index, info)| {
+        let value = read_value(info, &folder.join(format!("{kind}_{index}.pb")));
+        Ok((info.name.clone(), value.with_context(|| format!("{kind} '{}'", info.name))?))
+    });
+    values.collect()
+}
+
+fn read_value(info: &ValueInfoProto, path: &Path) -> Result<Tensor> {
+    match info.r#type.as_ref().and_then(|declared| declared.value.as_ref()) {
+        Some(TypeValue::TensorType(_)) => {}
+        Some(TypeValue::SequenceType(_)) => bail!("is a sequence, and only tensors can be given or taken"),
+        Some(TypeValue::OptionalType(_)) => bail!("is an optional, and only tensors can be given or taken"),
+        Some(TypeValue::MapType(_)) => bail!("is a map, and only tensors can be given or taken"),
+        Some(TypeValue::SparseTensorType(_)) => bail!("is a sparse tensor, and only dense ones can be given or taken"),
+        Some(TypeValue::OpaqueType(_)) | None => bail!("has no type that is known"),
+    }
+    ensure!(path.exists(), "the case gives no value");
+    let limits = Limits::default();
+    let proto = decode_tensor(&Bytes::from(fs::read(path)?), &limits)?;
+    Ok(tensor_without_model(&proto, &limits)?)
+}
+
+/// Two roundings in bf16, which is coarser than the cases' own tolerance; the onnx package allows the same.
+const RTOL_BF16: f64 = 1.0 / 64.0;
+
+/// Same Type, same integers, floats within the tolerance; NaN equals NaN.
+fn check_close(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Result<()> {
+    let (found_type, expected_type) = (found.type_(), expected.type_());
+    ensure!(found_type == expected_type, "is {found_type} where {expected_type} is expected");
+    if !found.dtype().is_float() {
+        let (found, expected) = (found.to_i128_vec()?, expected.to_i128_vec()?);
+        let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+        return wrong.map_or(Ok(()), |index| {
+            bail!("is {} where {} is expected, at {index}", found[index], expected[index])
+        });
+    }
+    let rtol = if found.dtype() == DType::BF16 { tolerance.rtol.max(RTOL_BF16) } else { tolerance.rtol };
+    for (index, (found, expected)) in found.to_f64_vec().into_iter().zip(expected.to_f64_vec()).enumerate() {
+        let is_same = found == expected || (found.is_nan() && expected.is_nan());
+        let is_close = (found - expected).abs() <= tolerance.atol + rtol * expected.abs() && expected.is_finite();
+        ensure!(is_same || is_close, "is {found} where {expected} is expected, at {index}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOLERANCE: Tolerance = Tolerance { rtol: 1e-3, atol: 1e-7 };
+
+    fn is_close(found: f32, expected: f32) -> bool {
+        check_close(&Tensor::scalar(found), &Tensor::scalar(expected), TOLERANCE).is_ok()
+    }
+
+    #[test]
+    fn closeness_is_relative_to_what_is_expected() {
+        assert!(is_close(1000.9, 1000.0));
+        assert!(!is_close(1001.1, 1000.0));
+        assert!(!is_close(1e-3, 0.0));
+    }
+
+    #[test]
+    fn nan_equals_nan_and_infinity_itself_only() {
+        assert!(is_close(f32::NAN, f32::NAN));
+        assert!(!is_close(f32::NAN, 1.0));
+        assert!(is_close(f32::INFINITY, f32::INFINITY));
+        assert!(!is_close(1.0, f32::INFINITY));
+        assert!(!is_close(f32::INFINITY, f32::NEG_INFINITY));
+    }
+
+    #[test]
+    fn integers_and_types_must_be_equal() {
+        assert!(check_close(&Tensor::scalar(10_001_i64), &Tensor::scalar(10_000_i64), TOLERANCE).is_err());
+        assert!(check_close(&Tensor::scalar(1_i32), &Tensor::scalar(1_i64), TOLERANCE).is_err());
+    }
+}

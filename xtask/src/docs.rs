@@ -1,0 +1,126 @@
+//! Documents that are generated from tables in the code, so that a list is written in one place only.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use precast_ir::Op;
+use precast_onnx::operators::FAMILIES;
+use precast_passes::pipeline::Class;
+use precast_passes::{CANONICAL, FUSED, Pass};
+
+use crate::paths;
+
+/// A document: its file under docs/ and how it is made.
+const DOCUMENTS: &[(&str, fn() -> String)] = &[("ops.md", ops), ("passes.md", passes), ("operators.md", operators)];
+
+/// Writes every document.
+pub fn write() -> Result<()> {
+    for (name, make) in DOCUMENTS {
+        let path = path(name);
+        fs::create_dir_all(path.parent().expect("a document lies in a folder"))?;
+        fs::write(&path, make()).with_context(|| format!("cannot write '{}'", path.display()))?;
+        eprintln!("docs/{name}");
+    }
+    Ok(())
+}
+
+/// Fails when a document is not what the tables say.
+pub fn check() -> Result<()> {
+    let is_stale = |(name, make): &&(&str, fn() -> String)| fs::read_to_string(path(name)).ok() != Some(make());
+    let stale: Vec<&str> = DOCUMENTS.iter().filter(is_stale).map(|(name, _)| *name).collect();
+    ensure!(stale.is_empty(), "stale: {}; run `cargo xtask docs`", stale.join(", "));
+    Ok(())
+}
+
+fn path(name: &str) -> PathBuf {
+    paths::root().join("docs").join(name)
+}
+
+/// A document with its title and a remark on where it comes from.
+fn begin(title: &str, source: &str) -> String {
+    format!("# {title}\n\nGenerated from {source} by `cargo xtask docs`; do not edit.\n")
+}
+
+/// One line of a table.
+fn row(text: &mut String, cells: &[&str]) {
+    let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
+    writeln!(text, "| {} |", cells.join(" | ")).expect("a string takes every write");
+}
+
+fn table_head(text: &mut String, cells: &[&str]) {
+    row(text, cells);
+    writeln!(text, "|{}", "---|".repeat(cells.len())).expect("a string takes every write");
+}
+
+fn one_line(doc: &str) -> String {
+    doc.split_whitespace().collect::<Vec<&str>>().join(" ")
+}
+
+fn ops() -> String {
+    let mut text = begin("Ops", "the table in `crates/ir/src/op.rs`");
+    let mut family = None;
+    let mut rows: Vec<_> = Op::TABLE.iter().collect();
+    rows.sort_by_key(|info| info.family);
+    for info in rows {
+        if family != Some(info.family) {
+            family = Some(info.family);
+            write!(text, "\n## {:?}\n\n", info.family).expect("a string takes every write");
+            table_head(&mut text, &["op", "attributes", "meaning"]);
+        }
+        let attributes: Vec<String> =
+            info.attributes.iter().map(|(name, kind)| format!("`{name}: {}`", one_line(kind))).collect();
+        row(&mut text, &[&format!("`{}`", info.name), &attributes.join(", "), &one_line(info.doc)]);
+    }
+    text
+}
+
+fn passes() -> String {
+    let mut text = begin("Passes", "the lists in `crates/passes/src/pipeline.rs`");
+    text.push_str("\nClass: exact keeps every bit for every input; rounding may change the last bits of floats.\n");
+    let lists: [(&str, &str, &[Pass]); 2] = [
+        ("Canonical", "Imported to canonical form, on symbolic and on bound Graphs.", CANONICAL),
+        ("Fused", "Canonical to fused form, on Graphs whose dims are numbers.", FUSED),
+    ];
+    for (name, about, list) in lists {
+        write!(text, "\n## {name}\n\n{about}\n\n").expect("a string takes every write");
+        table_head(&mut text, &["order", "pass", "class", "before → after"]);
+        for (index, pass) in list.iter().enumerate() {
+            let class = match pass.class {
+                Class::Exact => "exact",
+                Class::Rounding => "rounding",
+            };
+            let order = (index + 1).to_string();
+            row(&mut text, &[&order, &format!("`{}`", pass.name), class, &one_line(pass.doc)]);
+        }
+    }
+    text
+}
+
+fn operators() -> String {
+    let mut text = begin("ONNX operators", "the tables in `crates/onnx/src/operators`");
+    text.push_str("\nSince: the first opset that a row is valid for, until the next row of the same operator.\n");
+    let mut rows: Vec<_> =
+        FAMILIES.iter().flat_map(|(family, imports)| imports.iter().map(move |import| (family, import))).collect();
+    rows.sort_by_key(|(_, import)| (import.domain, import.name, import.since));
+    let mut domain = None;
+    for (family, import) in rows {
+        if domain != Some(import.domain) {
+            domain = Some(import.domain);
+            let name = if import.domain.is_empty() { "ai.onnx" } else { import.domain };
+            write!(text, "\n## {name}\n\n").expect("a string takes every write");
+            table_head(&mut text, &["operator", "since", "tier", "family"]);
+        }
+        row(&mut text, &[import.name, &import.since.to_string(), &import.tier.to_string(), family]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn documents_are_fresh() {
+        super::check().unwrap();
+    }
+}

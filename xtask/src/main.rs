@@ -1,0 +1,71 @@
+//! `cargo xtask`: the project's own checks, as commands. `cargo xtask test` runs all of them.
+//!
+//! Results go to stdout as JSON, on one last line; everything for people goes to stderr.
+#![forbid(unsafe_code)]
+
+mod case;
+mod conformance;
+mod docs;
+mod fetch;
+mod fill;
+mod inputs;
+mod known_failures;
+mod manifest;
+mod measure;
+mod models;
+mod npy;
+mod onnxruntime;
+mod paths;
+mod pcg64;
+mod test;
+mod venv;
+mod worker;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Precast's own checks.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Compare every model of models/ with onnxruntime.
+    Models(models::ModelsArguments),
+    /// Run the ONNX backend cases on the reference and on the CPU.
+    Conformance(conformance::ConformanceArguments),
+    /// Write the documents that are generated from tables in the code.
+    Docs {
+        /// Write nothing; fail when a document is stale.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Run every test of the project.
+    Test,
+    /// Answer requests on stdin; started by the other commands, so that a crash or a hang costs one answer.
+    #[command(hide = true)]
+    Worker,
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Models(arguments) => models::run(&arguments),
+        Command::Conformance(arguments) => conformance::run(&arguments),
+        Command::Docs { check: false } => docs::write(),
+        Command::Docs { check: true } => docs::check(),
+        Command::Test => test::run(),
+        Command::Worker => worker::serve(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

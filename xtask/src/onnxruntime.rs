@@ -1,0 +1,67 @@
+//! onnxruntime as the other side of a comparison: it runs in a Python process and exchanges folders of .npy files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+use precast::Tensor;
+
+use crate::inputs::Named;
+use crate::worker::{Worker, ask_json};
+use crate::{npy, paths, venv};
+
+const SCRIPT: &str = include_str!("../python/ort_run.py");
+
+/// Writes the inputs of a run where both sides read them.
+pub fn write_inputs(folder: &Path, inputs: &Named) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    let names: Vec<&String> = inputs.iter().map(|(name, _)| name).collect();
+    fs::write(folder.join("names.json"), serde_json::to_string(&names)?)?;
+    for (index, (_, tensor)) in inputs.iter().enumerate() {
+        npy::write(&folder.join(format!("input_{index}.npy")), tensor)?;
+    }
+    Ok(())
+}
+
+/// The inputs of a folder.
+pub fn read_inputs(folder: &Path) -> Result<Named> {
+    let names: Vec<String> = serde_json::from_str(&fs::read_to_string(folder.join("names.json"))?)?;
+    let inputs = names.into_iter().enumerate();
+    inputs.map(|(index, name)| Ok((name, npy::read(&folder.join(format!("input_{index}.npy")))?))).collect()
+}
+
+/// One of the outputs that onnxruntime left in a folder.
+pub fn read_output(folder: &Path, index: usize) -> Result<Tensor> {
+    npy::read(&folder.join(format!("output_{index}.npy")))
+}
+
+/// Runs a model on the inputs of every folder.
+pub fn run(model: &Path, threads: usize, folders: &[PathBuf]) -> Result<()> {
+    venv::call(command("run", model, threads)?.args(folders))
+}
+
+/// A process that measures a model on the inputs of a folder.
+pub struct Measurer(Worker);
+
+impl Measurer {
+    /// Starts the process.
+    pub fn start(model: &Path, threads: usize, folder: &Path) -> Result<Measurer> {
+        Ok(Measurer(Worker::start(command("measure", model, threads)?.arg(folder))?))
+    }
+
+    /// Median milliseconds of a run, measured for some seconds.
+    pub fn measure(&mut self, seconds: f64) -> Result<f64> {
+        let milliseconds: crate::measure::Milliseconds = ask_json(&mut self.0, &seconds)?;
+        Ok(milliseconds.ms)
+    }
+}
+
+fn command(mode: &str, model: &Path, threads: usize) -> Result<Command> {
+    let script = paths::cache().join("ort_run.py");
+    let python = venv::python()?;
+    fs::write(&script, SCRIPT)?;
+    let mut command = Command::new(python);
+    command.arg(script).arg(mode).arg(model).arg(threads.to_string());
+    Ok(command)
+}

@@ -1,0 +1,101 @@
+//! Rules about the source that no compiler checks. Each test names every line that breaks its rule.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The one file that may read the environment, and which variables: the terminal's and the user's folders.
+const ENVIRONMENT: (&str, &[&str]) =
+    ("crates/cli/src/environment.rs", &["HOME", "XDG_CACHE_HOME", "NO_COLOR", "TERM", "COLUMNS"]);
+
+/// Where unsafe code may lie.
+const UNSAFE_ROOMS: &[&str] = &["crates/kernels/", "crates/driver/", "crates/tensor/src/mapping.rs"];
+
+/// Longest file.
+const FILE_LINES_MAX: usize = 1000;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// Every file of the checkout that git would keep: path from the root, and text.
+fn files(extensions: &[&str]) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut folders: Vec<PathBuf> = vec![root().to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap().to_string();
+            if path.is_dir() {
+                if !matches!(name.as_str(), "target" | ".git" | ".cache") {
+                    folders.push(path);
+                }
+            } else if extensions.iter().any(|extension| name.ends_with(extension)) {
+                let relative = path.strip_prefix(root()).unwrap().to_str().unwrap().to_string();
+                found.push((relative, fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Lines of Rust files, this one apart, that break a rule. Comments are no code.
+fn broken_lines(is_broken: impl Fn(&str, &str) -> bool) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (path, text) in files(&[".rs"]).iter().filter(|(path, _)| path != "xtask/tests/tidy.rs") {
+        for (index, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap();
+            if is_broken(path, code) {
+                broken.push(format!("{path}:{}: {}", index + 1, line.trim()));
+            }
+        }
+    }
+    broken
+}
+
+fn assert_none(broken: &[String]) {
+    assert!(broken.is_empty(), "{} places:\n{}", broken.len(), broken.join("\n"));
+}
+
+#[test]
+fn the_environment_is_read_in_one_file_only() {
+    let (file, variables) = ENVIRONMENT;
+    assert_none(&broken_lines(|path, code| {
+        let is_read = ["env::var(", "env::var_os(", "env::vars(", "env::vars_os("].iter().any(|read| code.contains(read));
+        let is_allowed = path == file && variables.iter().any(|variable| code.contains(&format!("\"{variable}\"")));
+        is_read && !is_allowed
+    }));
+}
+
+#[test]
+fn no_file_is_longer_than_a_reader_can_hold() {
+    let long = files(&[".rs", ".py"]).into_iter().filter(|(_, text)| text.lines().count() > FILE_LINES_MAX);
+    assert_none(&long.map(|(path, text)| format!("{path}: {} lines", text.lines().count())).collect::<Vec<String>>());
+}
+
+#[test]
+fn nothing_is_left_to_do() {
+    assert_none(&broken_lines(|_, code| code.contains("todo!(") || code.contains("unimplemented!(")));
+}
+
+#[test]
+fn unsafe_code_lies_in_its_rooms() {
+    assert_none(&broken_lines(|path, code| {
+        let is_unsafe = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern", "allow(unsafe_code"]
+            .iter()
+            .any(|form| code.contains(form));
+        is_unsafe && !UNSAFE_ROOMS.iter().any(|room| path.starts_with(room))
+    }));
+}
+
+#[test]
+fn no_test_is_ignored() {
+    assert_none(&broken_lines(|_, code| code.contains("#[ignore")));
+}
+
+#[test]
+fn nothing_needs_a_folder_beside_the_checkout() {
+    let texts = files(&[".rs", ".py", ".toml", ".sh", ".json", ".yml", ".yaml", ".txt", "run"]);
+    let broken = texts.iter().filter(|(path, _)| path != "xtask/tests/tidy.rs").filter(|(_, text)| text.contains("../shared"));
+    assert_none(&broken.map(|(path, _)| path.clone()).collect::<Vec<String>>());
+}
