@@ -1,8 +1,10 @@
 """Run a model with onnxruntime on the CPU.
 
-ort_run.py run MODEL THREADS FOLDER...         run the inputs of every FOLDER, write its outputs beside them
-ort_run.py measure MODEL THREADS FOLDER        print the median milliseconds of a run for each line read from stdin,
+ort_run.py run MODEL THREADS LEVEL FOLDER...   run the inputs of every FOLDER, write its outputs beside them
+ort_run.py measure MODEL THREADS LEVEL FOLDER  print the median milliseconds of a run for each line read from stdin,
                                                which is the number of seconds to measure for
+
+LEVEL is "optimised", or "as-written" for a run of the graph without any rewriting.
 
 A FOLDER holds names.json with the names of the inputs, and input_0.npy, input_1.npy, ... in that order. The outputs
 are written as output_0.npy, ... in the order that the model declares them.
@@ -17,10 +19,15 @@ import numpy as np
 import onnxruntime
 
 WARM_UP_RUNS = 2
+LEVELS = {
+    "optimised": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "as-written": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
 
 
-def open_session(model, threads):
+def open_session(model, threads, level):
     options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = LEVELS[level]
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
@@ -53,8 +60,8 @@ def measure(session, folder):
 
 
 def main():
-    command, model, threads, *folders = sys.argv[1:]
-    session = open_session(model, int(threads))
+    command, model, threads, level, *folders = sys.argv[1:]
+    session = open_session(model, int(threads), level)
     for folder in folders:
         if command == "run":
             run(session, folder)

@@ -69,9 +69,15 @@ fn ops() -> String {
             write!(text, "\n## {:?}\n\n", info.family).expect("a string takes every write");
             table_head(&mut text, &["op", "attributes", "meaning"]);
         }
-        let attributes: Vec<String> =
-            info.attributes.iter().map(|(name, kind)| format!("`{name}: {}`", one_line(kind))).collect();
-        row(&mut text, &[&format!("`{}`", info.name), &attributes.join(", "), &one_line(info.doc)]);
+        let attributes: Vec<String> = info
+            .attributes
+            .iter()
+            .map(|(name, kind)| format!("`{name}: {}`", one_line(kind)))
+            .collect();
+        row(
+            &mut text,
+            &[&format!("`{}`", info.name), &attributes.join(", "), &one_line(info.doc)],
+        );
     }
     text
 }
@@ -80,8 +86,16 @@ fn passes() -> String {
     let mut text = begin("Passes", "the lists in `crates/passes/src/pipeline.rs`");
     text.push_str("\nClass: exact keeps every bit for every input; rounding may change the last bits of floats.\n");
     let lists: [(&str, &str, &[Pass]); 2] = [
-        ("Canonical", "Imported to canonical form, on symbolic and on bound Graphs.", CANONICAL),
-        ("Fused", "Canonical to fused form, on Graphs whose dims are numbers.", FUSED),
+        (
+            "Canonical",
+            "Imported to canonical form, on symbolic and on bound Graphs.",
+            CANONICAL,
+        ),
+        (
+            "Fused",
+            "Canonical to fused form, on Graphs whose dims are numbers.",
+            FUSED,
+        ),
     ];
     for (name, about, list) in lists {
         write!(text, "\n## {name}\n\n{about}\n\n").expect("a string takes every write");
@@ -92,7 +106,10 @@ fn passes() -> String {
                 Class::Rounding => "rounding",
             };
             let order = (index + 1).to_string();
-            row(&mut text, &[&order, &format!("`{}`", pass.name), class, &one_line(pass.doc)]);
+            row(
+                &mut text,
+                &[&order, &format!("`{}`", pass.name), class, &one_line(pass.doc)],
+            );
         }
     }
     text
@@ -101,18 +118,27 @@ fn passes() -> String {
 fn operators() -> String {
     let mut text = begin("ONNX operators", "the tables in `crates/onnx/src/operators`");
     text.push_str("\nSince: the first opset that a row is valid for, until the next row of the same operator.\n");
-    let mut rows: Vec<_> =
-        FAMILIES.iter().flat_map(|(family, imports)| imports.iter().map(move |import| (family, import))).collect();
+    let mut rows: Vec<_> = FAMILIES
+        .iter()
+        .flat_map(|(family, imports)| imports.iter().map(move |import| (family, import)))
+        .collect();
     rows.sort_by_key(|(_, import)| (import.domain, import.name, import.since));
     let mut domain = None;
     for (family, import) in rows {
         if domain != Some(import.domain) {
             domain = Some(import.domain);
-            let name = if import.domain.is_empty() { "ai.onnx" } else { import.domain };
+            let name = if import.domain.is_empty() {
+                "ai.onnx"
+            } else {
+                import.domain
+            };
             write!(text, "\n## {name}\n\n").expect("a string takes every write");
             table_head(&mut text, &["operator", "since", "tier", "family"]);
         }
-        row(&mut text, &[import.name, &import.since.to_string(), &import.tier.to_string(), family]);
+        row(
+            &mut text,
+            &[import.name, &import.since.to_string(), &import.tier.to_string(), family],
+        );
     }
     text
 }

@@ -8,17 +8,27 @@ use sha2::{Digest, Sha256};
 use crate::manifest::{InputEntry, ModelEntry};
 use crate::pcg64::Pcg64;
 
+/// Text detectors: on noise they find nothing, and the relative error of a sigmoid near 0 says nothing.
+const TEXT_DETECTORS: &[&str] = &["ppocrv4_det", "ppocrv6_det_tiny"];
+
 /// Named tensors, in order.
 pub type Named = Vec<(String, Tensor)>;
 
 /// The inputs of a model at a batch.
 pub fn make(model: &ModelEntry, batch: usize) -> Result<Named> {
     let batch_dim = BatchDim::of(model);
-    let past = model.inputs.iter().find(|input| input.name.starts_with("past_key_values")).map_or(0, |input| input.example[2]);
+    let past = model
+        .inputs
+        .iter()
+        .find(|input| input.name.starts_with("past_key_values"))
+        .map_or(0, |input| input.example[2]);
     let inputs = model.inputs.iter().map(|input| {
         let shape = batch_dim.shape(input, batch);
         let tensor = make_one(model, input, shape, past);
-        Ok((input.name.clone(), tensor.with_context(|| format!("input '{}' of {}", input.name, model.name))?))
+        Ok((
+            input.name.clone(),
+            tensor.with_context(|| format!("input '{}' of {}", input.name, model.name))?,
+        ))
     });
     inputs.collect()
 }
@@ -60,11 +70,17 @@ fn make_one(model: &ModelEntry, input: &InputEntry, shape: Vec<usize>, past: usi
         return Ok(Tensor::from_f64(dtype, shape, &given(value, count)?, true)?);
     }
     let row_elements = shape.last().copied().unwrap_or(1).max(1);
-    let mut random = Random::new(&format!("{}:{}:{}", model.name, input.name, shape.first().unwrap_or(&0)));
+    let mut random = Random::new(&format!(
+        "{}:{}:{}",
+        model.name,
+        input.name,
+        shape.first().unwrap_or(&0)
+    ));
     let values: Vec<f64> = match (input.name.as_str(), input.integers) {
         ("attention_mask", Some(range)) => mask(range, row_elements, count, &mut random),
         ("position_ids", Some(_)) => (0..count).map(|index| (past + index % row_elements) as f64).collect(),
         (_, Some([low, high])) => (0..count).map(|_| random.integer(low, high) as f64).collect(),
+        (_, None) if TEXT_DETECTORS.contains(&model.name.as_str()) => page(&shape, &mut random),
         (_, None) => (0..count).map(|_| random.normal()).collect(),
     };
     Ok(Tensor::from_f64(dtype, shape, &values, true)?)
@@ -74,9 +90,47 @@ fn make_one(model: &ModelEntry, input: &InputEntry, shape: Vec<usize>, past: usi
 fn mask(range: [i64; 2], row_elements: usize, count: usize, random: &mut Random) -> Vec<f64> {
     let mut values = Vec::with_capacity(count);
     while values.len() < count {
-        let shortest = if range[0] == 0 { (row_elements / 2).max(1) } else { row_elements };
+        let shortest = if range[0] == 0 {
+            (row_elements / 2).max(1)
+        } else {
+            row_elements
+        };
         let valid = random.integer(shortest as i64, row_elements as i64) as usize;
         values.extend((0..row_elements).map(|column| f64::from(u8::from(column < valid))));
+    }
+    values
+}
+
+/// Images `[batch, channels, height, width]` of dark strokes on a light page, in lines that look like text.
+fn page(shape: &[usize], random: &mut Random) -> Vec<f64> {
+    const LIGHT: f64 = 2.2;
+    const DARK: f64 = -2.0;
+    const LINE_PIXELS: usize = 40;
+    const LETTER_PIXELS: usize = 14;
+    const LETTER_HEIGHT: usize = 18;
+    const STROKES: usize = 3;
+    let (height, width) = (shape[2], shape[3]);
+    let mut values = Vec::new();
+    for _ in 0..shape[0] {
+        let mut image = vec![LIGHT; height * width];
+        for top in (20..height.saturating_sub(LINE_PIXELS / 2)).step_by(LINE_PIXELS) {
+            for left in (20..width.saturating_sub(2 * LETTER_PIXELS)).step_by(LETTER_PIXELS) {
+                for _ in 0..STROKES {
+                    let is_upright = random.integer(0, 1) == 0;
+                    let (dy, dx) = if is_upright {
+                        (0, random.integer(0, 8))
+                    } else {
+                        (random.integer(0, 15), 0)
+                    };
+                    let (tall, wide) = if is_upright { (LETTER_HEIGHT, 3) } else { (3, 11) };
+                    for y in 0..tall {
+                        let start = (top + dy as usize + y) * width + left + dx as usize;
+                        image[start..start + wide].fill(DARK);
+                    }
+                }
+            }
+        }
+        (0..shape[1]).for_each(|_| values.extend_from_slice(&image));
     }
     values
 }
@@ -92,7 +146,11 @@ fn given(value: &Value, count: usize) -> Result<Vec<f64>> {
         Value::Array(values) => values.iter().map(number).collect::<Result<Vec<f64>>>()?,
         value => vec![number(value)?; count],
     };
-    ensure!(values.len() == count, "{} values are given for {count} elements", values.len());
+    ensure!(
+        values.len() == count,
+        "{} values are given for {count} elements",
+        values.len()
+    );
     Ok(values)
 }
 
@@ -114,7 +172,9 @@ struct Random(Pcg64);
 impl Random {
     fn new(name: &str) -> Random {
         let digest = Sha256::digest(name);
-        Random(Pcg64::new(u128::from_le_bytes(std::array::from_fn(|byte| digest[byte]))))
+        Random(Pcg64::new(u128::from_le_bytes(std::array::from_fn(|byte| {
+            digest[byte]
+        }))))
     }
 
     /// An integer of a range, both ends included. Ranges are far below 2^64, so the remainder's bias does not matter.
@@ -144,7 +204,10 @@ mod tests {
     #[test]
     fn the_batch_may_lie_on_another_axis() {
         assert_eq!(shapes("silero_vad", 3), [vec![3, 576], vec![2, 3, 128], vec![]]);
-        assert_eq!(shapes("silero_vad_16k_op15", 3), [vec![3, 576], vec![2, 3, 128], vec![]]);
+        assert_eq!(
+            shapes("silero_vad_16k_op15", 3),
+            [vec![3, 576], vec![2, 3, 128], vec![]]
+        );
     }
 
     #[test]

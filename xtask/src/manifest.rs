@@ -1,4 +1,5 @@
-//! The models of models/: where each comes from, what its inputs look like, how close it must come to onnxruntime.
+//! The models of models/: where each comes from, what its inputs look like, how close it must come to
+//! onnxruntime.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,8 +23,19 @@ pub struct ModelEntry {
     pub is_batch_dynamic: bool,
     /// Its inputs, in order.
     pub inputs: Vec<InputEntry>,
+    /// Whether its activations are quantised at run time.
+    pub is_quantised: bool,
+}
+
+impl ModelEntry {
     /// Largest relative error of an output against onnxruntime's.
-    pub tolerance: f64,
+    pub fn tolerance(&self) -> f64 {
+        if self.is_quantised {
+            TOLERANCE_QUANTISED
+        } else {
+            TOLERANCE_F32
+        }
+    }
 }
 
 /// Where a model's file comes from.
@@ -93,7 +105,12 @@ const TOLERANCE_F32: f64 = 1e-4;
 const TOLERANCE_QUANTISED: f64 = 2e-2;
 
 /// Models whose activations are quantised. `minilm_l6_int8` is not among them: only its weights are.
-const QUANTISED: &[&str] = &["ddddocr_rec", "minimind2_small_q8", "whisper_tiny_q8_encoder", "whisper_tiny_q8_decoder"];
+const QUANTISED: &[&str] = &[
+    "ddddocr_rec",
+    "minimind2_small_q8",
+    "whisper_tiny_q8_encoder",
+    "whisper_tiny_q8_decoder",
+];
 
 /// Every model: those of packages, then skeletons, then our own.
 pub fn read() -> Result<Vec<ModelEntry>> {
@@ -104,8 +121,8 @@ pub fn read() -> Result<Vec<ModelEntry>> {
     Ok(models)
 }
 
-fn tolerance(name: &str) -> f64 {
-    if QUANTISED.contains(&name) { TOLERANCE_QUANTISED } else { TOLERANCE_F32 }
+fn is_quantised(name: &str) -> bool {
+    QUANTISED.contains(&name)
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
@@ -128,7 +145,7 @@ fn package_models(folder: &Path) -> Result<Vec<ModelEntry>> {
     }
     let file: File = read_json(&folder.join("registry_models.json"))?;
     let models = file.models.into_iter().map(|row| ModelEntry {
-        tolerance: tolerance(&row.name),
+        is_quantised: is_quantised(&row.name),
         name: row.name,
         source: Source::Package(row.package),
         is_batch_dynamic: row.dynamic_batch,
@@ -151,7 +168,7 @@ fn skeleton_models(folder: &Path) -> Result<Vec<ModelEntry>> {
     }
     let file: File = read_json(&folder.join("skeletons.json"))?;
     let models = file.skeletons.into_iter().map(|(name, row)| ModelEntry {
-        tolerance: tolerance(&name),
+        is_quantised: is_quantised(&name),
         name,
         source: Source::Skeleton {
             path: folder.join(row.file),
@@ -194,6 +211,6 @@ fn recsys190(folder: &Path) -> Result<ModelEntry> {
         source: Source::File(folder.join("recsys190.onnx")),
         is_batch_dynamic: true,
         inputs: categorical.chain(dense).collect(),
-        tolerance: TOLERANCE_F32,
+        is_quantised: false,
     })
 }

@@ -28,7 +28,9 @@ pub fn write_inputs(folder: &Path, inputs: &Named) -> Result<()> {
 pub fn read_inputs(folder: &Path) -> Result<Named> {
     let names: Vec<String> = serde_json::from_str(&fs::read_to_string(folder.join("names.json"))?)?;
     let inputs = names.into_iter().enumerate();
-    inputs.map(|(index, name)| Ok((name, npy::read(&folder.join(format!("input_{index}.npy")))?))).collect()
+    inputs
+        .map(|(index, name)| Ok((name, npy::read(&folder.join(format!("input_{index}.npy")))?)))
+        .collect()
 }
 
 /// One of the outputs that onnxruntime left in a folder.
@@ -36,9 +38,27 @@ pub fn read_output(folder: &Path, index: usize) -> Result<Tensor> {
     npy::read(&folder.join(format!("output_{index}.npy")))
 }
 
+/// How far onnxruntime may rewrite a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// As far as it can.
+    Optimised,
+    /// Not at all.
+    AsWritten,
+}
+
+impl Level {
+    fn name(self) -> &'static str {
+        match self {
+            Level::Optimised => "optimised",
+            Level::AsWritten => "as-written",
+        }
+    }
+}
+
 /// Runs a model on the inputs of every folder.
-pub fn run(model: &Path, threads: usize, folders: &[PathBuf]) -> Result<()> {
-    venv::call(command("run", model, threads)?.args(folders))
+pub fn run(model: &Path, threads: usize, level: Level, folders: &[PathBuf]) -> Result<()> {
+    venv::call(command("run", model, threads, level)?.args(folders))
 }
 
 /// A process that measures a model on the inputs of a folder.
@@ -47,7 +67,9 @@ pub struct Measurer(Worker);
 impl Measurer {
     /// Starts the process.
     pub fn start(model: &Path, threads: usize, folder: &Path) -> Result<Measurer> {
-        Ok(Measurer(Worker::start(command("measure", model, threads)?.arg(folder))?))
+        Ok(Measurer(Worker::start(
+            command("measure", model, threads, Level::Optimised)?.arg(folder),
+        )?))
     }
 
     /// Median milliseconds of a run, measured for some seconds.
@@ -57,11 +79,16 @@ impl Measurer {
     }
 }
 
-fn command(mode: &str, model: &Path, threads: usize) -> Result<Command> {
+fn command(mode: &str, model: &Path, threads: usize, level: Level) -> Result<Command> {
     let script = paths::cache().join("ort_run.py");
     let python = venv::python()?;
     fs::write(&script, SCRIPT)?;
     let mut command = Command::new(python);
-    command.arg(script).arg(mode).arg(model).arg(threads.to_string());
+    command
+        .arg(script)
+        .arg(mode)
+        .arg(model)
+        .arg(threads.to_string())
+        .arg(level.name());
     Ok(command)
 }

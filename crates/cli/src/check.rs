@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::Cx;
 use crate::args::{CheckArgs, InputArgs, Shared};
 use crate::exit::{Exit, Failure};
-use crate::inputs::make_inputs;
+use crate::fitting::with_inputs;
 use crate::inspect::model_line;
 use crate::output::Report;
 use crate::subject::{open_model, options};
@@ -83,9 +83,20 @@ fn import(
         seed: 0,
         shapes: args.shapes.clone(),
     };
-    let outcome = make_inputs(declared, &input_args, &cx.console)
-        .map_err(|failure| Error::Request(failure.message))
-        .and_then(|inputs| Runner::new(model, options(shared)).graph(&inputs.tensors).map(drop));
+    let runner = Runner::new(model, options(shared));
+    let mut failed = None;
+    let fitted = with_inputs(declared, Some(&runner), &input_args, &cx.console, |inputs| {
+        runner.graph(&inputs.tensors).map(drop).map_err(|error| {
+            let failure = inputs.explain(Failure::new(Exit::Model, error.to_string()));
+            failed = Some(error);
+            failure
+        })
+    });
+    let outcome = match (fitted, failed) {
+        (Ok(_), _) => Ok(()),
+        (Err(_), Some(error)) => Err(error),
+        (Err(failure), None) => Err(Error::Request(failure.message)),
+    };
     (Some(needs), outcome)
 }
 

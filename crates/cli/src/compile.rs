@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use crate::Cx;
 use crate::args::{CompileArgs, Shared};
 use crate::exit::{Exit, Failure};
-use crate::inputs::{Inputs, make_inputs};
+use crate::fitting::with_inputs;
+use crate::inputs::Inputs;
 use crate::output::{Report, names_text, program_json, program_text};
 use crate::subject::open_runner;
 
@@ -20,13 +21,14 @@ const STAGED: &str = "program";
 pub fn compile(args: &CompileArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
     let staging = cx.interrupt.staging_beside(&args.output)?;
     let runner = open_runner(&args.model, shared)?;
-    let inputs = make_inputs(&runner.model().inputs()?, &args.inputs, &cx.console)?;
     let begun = Instant::now();
-    let compiled = cx
-        .console
-        .during("compiling", None, || runner.compile(&inputs.tensors, &inputs.bucket));
+    let declared = runner.model().inputs()?;
+    let (inputs, compiled) = with_inputs(&declared, Some(&runner), &args.inputs, &cx.console, |inputs| {
+        let compile = || runner.compile(&inputs.tensors, &inputs.bucket);
+        Ok(cx.console.during("compiling", None, compile)?)
+    })?;
     let compile_ms = begun.elapsed().as_secs_f64() * 1e3;
-    let Some(program) = compiled.map_err(|error| inputs.explain(error.into()))? else {
+    let Some(program) = compiled else {
         return Err(Failure::new(
             Exit::Model,
             "the model is not one Program: sizes or branches inside it depend on values. `precast run` and `precast perf` \

@@ -9,12 +9,12 @@ use precast::{Bindings, Bucket, DType, Dim, InputInfo, Symbol, Tensor, Type, rea
 
 use crate::args::{InputArgs, ShapeArgs};
 use crate::exit::{Exit, Failure};
-use crate::output::Console;
+use crate::output::{Console, names_text};
 
 /// A symbol of axis 0 that nobody gave a number: one row.
-const GUESS_ROWS: i64 = 1;
+const GUESS_ROWS: usize = 1;
 /// Any other symbol that nobody gave a number.
-const GUESS_SIZE: i64 = 64;
+const GUESS_SIZE: usize = 64;
 /// Inputs that are made up may have this many bytes together.
 const MADE_BYTES_MAX: usize = 8 << 30;
 
@@ -24,22 +24,47 @@ pub struct Inputs {
     pub tensors: Vec<(String, Tensor)>,
     /// Numbers of the model's symbols.
     pub bucket: Bucket,
-    /// Flags that would have set what was guessed.
-    pub guessed: Vec<String>,
+    /// Sizes that nobody gave.
+    pub guesses: Vec<Guess>,
+}
+
+/// A size that nobody gave.
+pub struct Guess {
+    /// The symbol.
+    pub dim: String,
+    /// The size it is taken for.
+    pub size: usize,
+    /// Whether it is axis 0 of an input.
+    pub is_row: bool,
 }
 
 impl Inputs {
     /// The failure with a word about guesses, which may be what is wrong with the model.
     pub fn explain(&self, failure: Failure) -> Failure {
-        if failure.exit != Exit::Model || self.guessed.is_empty() {
+        if failure.exit != Exit::Model || self.guesses.is_empty() {
             return failure;
         }
-        let message = format!(
-            "{}\nsizes were guessed; others may fit: {}",
-            failure.message,
-            self.guessed.join(" ")
-        );
-        Failure::new(failure.exit, message)
+        let flags = flags(&self.guesses);
+        Failure::new(
+            failure.exit,
+            format!("{}\nsizes were guessed; others may fit: {flags}", failure.message),
+        )
+    }
+}
+
+/// The flags that would have set what was guessed.
+fn flags(guesses: &[Guess]) -> String {
+    let flags: Vec<String> = guesses.iter().map(|guess| dim_flag(&guess.dim, guess.size)).collect();
+    flags.join(" ")
+}
+
+/// The flag that sets a dim, as a shell takes it.
+pub fn dim_flag(dim: &str, size: usize) -> String {
+    let is_plain = dim.chars().all(|c| c.is_ascii_alphanumeric() || "_.-:/".contains(c));
+    if is_plain {
+        format!("--dim {dim}={size}")
+    } else {
+        format!("--dim '{dim}={size}'")
     }
 }
 
@@ -56,9 +81,9 @@ pub fn make_inputs(declared: &[InputInfo], args: &InputArgs, console: &Console) 
     let sources = read_sources(declared, &args.inputs)?;
     let mut bindings = bind_flags(declared, &args.shapes)?;
     bind_tensors(declared, &args.shapes, &sources, &mut bindings)?;
-    let guessed = guess_dims(declared, &args.shapes, &sources, &mut bindings);
-    if !guessed.is_empty() {
-        console.notice(&format!("sizes nobody gave are guessed: {}", guessed.join(" ")));
+    let guesses = guess_dims(declared, &args.shapes, &sources, &mut bindings);
+    if !guesses.is_empty() {
+        console.notice(&format!("sizes nobody gave are guessed: {}", flags(&guesses)));
     }
     let mut made_up = Vec::new();
     let mut tensors = Vec::new();
@@ -88,15 +113,14 @@ pub fn make_inputs(declared: &[InputInfo], args: &InputArgs, console: &Console) 
             Some(Source::Random | Source::Tensor(_)) | None => random(info, shape, args.seed, position),
         };
         if source.is_none() {
-            made_up.push(info.name.as_str());
+            made_up.push(info.name.clone());
         }
         tensors.push((info.name.clone(), tensor.map_err(precast::Error::from)?));
     }
     if !made_up.is_empty() {
-        let names = made_up.join(", ");
+        let (names, seed) = (names_text(&made_up), args.seed);
         console.notice(&format!(
-            "inputs nobody gave are random (--seed {}): {names}; --input NAME=FILE gives one",
-            args.seed
+            "inputs nobody gave are random (--seed {seed}): {names}; --input NAME=FILE gives one"
         ));
     }
     let bucket = Bucket::new(
@@ -107,7 +131,7 @@ pub fn make_inputs(declared: &[InputInfo], args: &InputArgs, console: &Console) 
     Ok(Inputs {
         tensors,
         bucket,
-        guessed,
+        guesses,
     })
 }
 
@@ -215,15 +239,15 @@ fn bind_tensors(
     Ok(())
 }
 
-/// Gives numbers to what is still open and returns the flags that would do the same.
+/// Gives numbers to what is still open.
 fn guess_dims(
     declared: &[InputInfo],
     args: &ShapeArgs,
     sources: &BTreeMap<String, Source>,
     bindings: &mut Bindings,
-) -> Vec<String> {
+) -> Vec<Guess> {
     let rows = row_symbols(declared);
-    let mut flags = Vec::new();
+    let mut guesses = Vec::new();
     for info in declared {
         let is_given = matches!(sources.get(&info.name), Some(Source::Tensor(_)))
             || args.shapes.iter().any(|(name, _)| *name == info.name);
@@ -232,13 +256,18 @@ fn guess_dims(
         }
         for symbol in info.dims.iter().flatten().flat_map(Dim::symbols) {
             if bindings.get(&symbol).is_none() {
-                let size = if rows.contains(&symbol) { GUESS_ROWS } else { GUESS_SIZE };
-                flags.push(format!("--dim {}={size}", quoted(symbol.as_str())));
-                bindings.insert(symbol, size);
+                let is_row = rows.contains(&symbol);
+                let size = if is_row { GUESS_ROWS } else { GUESS_SIZE };
+                guesses.push(Guess {
+                    dim: symbol.as_str().to_string(),
+                    size,
+                    is_row,
+                });
+                bindings.insert(symbol, size as i64);
             }
         }
     }
-    flags
+    guesses
 }
 
 fn shape_of(info: &InputInfo, args: &ShapeArgs, bindings: &Bindings) -> Result<Vec<usize>, Failure> {
@@ -308,16 +337,6 @@ fn listed(name: &str, names: &[&str]) -> String {
     let hint = nearest(name, names.iter().copied()).map_or(String::new(), |near| format!(". Did you mean '{near}'?"));
     let names: Vec<String> = names.iter().map(|name| format!("'{name}'")).collect();
     format!("there are {}{hint}", names.join(", "))
-}
-
-/// A word as a shell takes it.
-fn quoted(word: &str) -> String {
-    let is_plain = word.chars().all(|c| c.is_ascii_alphanumeric() || "_.-:/".contains(c));
-    if is_plain {
-        word.to_string()
-    } else {
-        format!("'{word}'")
-    }
 }
 
 /// Values that a model of unknown meaning is likeliest to accept: floats from 0 to 1; integers 0 or 1, which are valid

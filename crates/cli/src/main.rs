@@ -5,6 +5,7 @@ mod args;
 mod check;
 mod compile;
 mod exit;
+mod fitting;
 mod inputs;
 mod inspect;
 mod interrupt;

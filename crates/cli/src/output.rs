@@ -64,6 +64,16 @@ impl Console {
         }
     }
 
+    /// The same without notices and progress.
+    pub fn silent(&self) -> Console {
+        Console {
+            is_quiet: true,
+            is_verbose: false,
+            has_progress: false,
+            ..*self
+        }
+    }
+
     /// Something the user should know.
     pub fn notice(&self, text: &str) {
         if !self.is_quiet {
@@ -187,7 +197,7 @@ pub fn names_text(names: &[String]) -> String {
         .collect::<Vec<_>>()
         .join(", ");
     if names.len() > SHOWN {
-        format!("{shown}, … ({} nodes)", names.len())
+        format!("{shown}, … ({} in all)", names.len())
     } else {
         shown
     }

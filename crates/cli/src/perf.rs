@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use crate::Cx;
 use crate::args::{InputArgs, PerfArgs, Shared};
 use crate::exit::{Exit, Failure};
-use crate::inputs::{make_inputs, row_symbols};
+use crate::fitting::with_inputs;
+use crate::inputs::row_symbols;
 use crate::output::{Report, program_json, program_text};
 use crate::perf_steps::StepTable;
 use crate::run::port_json;
@@ -38,7 +39,7 @@ pub fn perf(args: &PerfArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure
         options.threads,
         rows.first().map_or(0.0, |row| row.first_ms)
     );
-    text.push_str(&rows_text(&rows));
+    text.push_str(&rows_text(&rows, &args.batches));
     let mut json = rows.first().map_or(json!({}), Row::json);
     json["model"] = json!(args.file.display().to_string());
     json["threads"] = json!(options.threads);
@@ -99,7 +100,19 @@ enum Work<'a> {
     Parts(&'a Subject),
 }
 
-impl Work<'_> {
+impl<'a> Work<'a> {
+    /// Compiles, in so many milliseconds, and runs once.
+    fn begin(subject: &'a Subject, inputs: &Named) -> Result<(Work<'a>, f64), Failure> {
+        let begun = Instant::now();
+        let mut work = match subject.ready(inputs)? {
+            Some(ready) => Work::Ready(Box::new(ready)),
+            None => Work::Parts(subject),
+        };
+        let compile_ms = begun.elapsed().as_secs_f64() * 1e3;
+        work.run(inputs)?;
+        Ok((work, compile_ms))
+    }
+
     fn run(&mut self, inputs: &Named) -> Result<(), Failure> {
         match self {
             Work::Ready(ready) => Ok(ready.run()?),
@@ -116,18 +129,12 @@ fn measure(
     message: &str,
     cx: &Cx,
 ) -> Result<Row, Failure> {
-    let inputs = make_inputs(&subject.inputs()?, input_args, &cx.console)?;
-    let compile_begun = Instant::now();
-    let first = cx.console.during("compiling", None, || {
-        let mut work = match subject.ready(&inputs.tensors)? {
-            Some(ready) => Work::Ready(Box::new(ready)),
-            None => Work::Parts(subject),
-        };
-        let compile_ms = compile_begun.elapsed().as_secs_f64() * 1e3;
-        work.run(&inputs.tensors)?;
-        Ok((work, compile_ms))
-    });
-    let (mut work, compile_ms) = first.map_err(|failure| inputs.explain(failure))?;
+    let declared = subject.inputs()?;
+    let (inputs, (mut work, compile_ms)) =
+        with_inputs(&declared, subject.runner(), input_args, &cx.console, |inputs| {
+            cx.console
+                .during("compiling", None, || Work::begin(subject, &inputs.tensors))
+        })?;
     let first_ms = begun.elapsed().as_secs_f64() * 1e3;
     let limits = Limits::new(args);
     let timed = cx.console.during(message, Some(limits.warm_up + limits.duration), || {
@@ -239,41 +246,38 @@ fn percentile(sorted: &[f64], part: f64) -> f64 {
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }
 
-fn rows_text(rows: &[Row]) -> String {
+fn rows_text(rows: &[Row], batches: &[usize]) -> String {
     let mut text = String::new();
-    let width = rows
-        .iter()
-        .map(|row| row.bucket.len())
-        .max()
-        .unwrap_or(0)
-        .max("sizes".len());
-    let _ = writeln!(
-        text,
-        "  {:<width$} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}  compile ms    runs  runs/s",
-        "sizes", "min ms", "p50", "mean", "p90", "p95", "p99", "max", "first ms",
-    );
-    for row in rows {
-        let ms = |value: f64| format!("{value:>9.3}");
+    if let [row] = rows
+        && !row.bucket.is_empty()
+    {
+        let _ = writeln!(text, "sizes    {}", row.bucket);
+    }
+    let names = [
+        "batch", "min ms", "p50", "mean", "p90", "p95", "p99", "max", "first ms", "compile", "runs", "runs/s",
+    ];
+    let header: Vec<String> = names.iter().map(|name| format!("{name:>9}")).collect();
+    let _ = writeln!(text, "{}", header.join(" "));
+    for (position, row) in rows.iter().enumerate() {
         let mut times = vec![row.runs_ms.first().copied().unwrap_or(f64::NAN)];
         times.extend([percentile(&row.runs_ms, 0.50), row.mean()]);
         times.extend(PERCENTILES[1..].iter().map(|&(_, part)| percentile(&row.runs_ms, part)));
-        times.extend([row.runs_ms.last().copied().unwrap_or(f64::NAN), row.first_ms]);
-        let times: Vec<String> = times.into_iter().map(ms).collect();
-        let sizes = if row.bucket.is_empty() { "fixed" } else { &row.bucket };
-        let _ = writeln!(
-            text,
-            "  {sizes:<width$} {}  {:>10.1} {:>7} {:>7.1}",
-            times.join(" "),
+        times.extend([
+            row.runs_ms.last().copied().unwrap_or(f64::NAN),
+            row.first_ms,
             row.compile_ms,
-            row.runs_ms.len(),
-            row.rate()
-        );
+        ]);
+        let times: Vec<String> = times.into_iter().map(|ms| format!("{ms:>9.3}")).collect();
+        let batch = batches.get(position).map_or("-".to_string(), usize::to_string);
+        let runs = row.runs_ms.len();
+        let _ = writeln!(text, "{batch:>9} {} {runs:>9} {:>9.1}", times.join(" "), row.rate());
     }
     for row in rows {
-        match &row.program {
-            Some((program, _)) => text.push_str(&format!("program  {} {program}\n", row.bucket)),
-            None => text.push_str("program  none: the model runs part by part\n"),
-        }
+        let program = row
+            .program
+            .as_ref()
+            .map_or("none: the model runs part by part", |(program, _)| program);
+        let _ = writeln!(text, "program  {program}");
         if let Some(steps) = &row.steps {
             text.push_str(&steps.text());
         }

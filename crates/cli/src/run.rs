@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::Cx;
 use crate::args::{RunArgs, Shared};
 use crate::exit::Failure;
-use crate::inputs::make_inputs;
+use crate::fitting::with_inputs;
 use crate::output::Report;
 use crate::subject::Subject;
 
@@ -22,12 +22,17 @@ const SHOWN: usize = 8;
 /// Runs once.
 pub fn run(args: &RunArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
     let subject = Subject::open(&args.file, shared)?;
-    let inputs = make_inputs(&subject.inputs()?, &args.inputs, &cx.console)?;
     let begun = Instant::now();
-    let outputs = cx
-        .console
-        .during("compiling and running", None, || subject.run(&inputs.tensors));
-    let outputs = outputs.map_err(|failure| inputs.explain(failure))?;
+    let (inputs, outputs) = with_inputs(
+        &subject.inputs()?,
+        subject.runner(),
+        &args.inputs,
+        &cx.console,
+        |inputs| {
+            cx.console
+                .during("compiling and running", None, || subject.run(&inputs.tensors))
+        },
+    )?;
     let run_ms = begun.elapsed().as_secs_f64() * 1e3;
     if let Some(path) = &args.output {
         save(path, &outputs, cx)?;

@@ -32,6 +32,14 @@ impl Subject {
         }
     }
 
+    /// The runner of a model.
+    pub fn runner(&self) -> Option<&Runner> {
+        match self {
+            Subject::Model(runner) => Some(runner),
+            Subject::Program(_) => None,
+        }
+    }
+
     /// Outputs for these inputs.
     pub fn run(&self, inputs: &[(String, Tensor)]) -> Result<Named, Failure> {
         match self {

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use crate::Cx;
 use crate::args::{Shared, VerifyArgs};
 use crate::exit::{Exit, Failure};
-use crate::inputs::{Inputs, make_inputs};
+use crate::fitting::with_inputs;
+use crate::inputs::Inputs;
 use crate::onnxruntime::run_onnxruntime;
 use crate::output::{Report, names_text};
 use crate::subject::{open_runner, options};
@@ -23,12 +24,13 @@ const QUANTISED_OPERATORS: &[&str] = &["Quantize", "QLinear", "Integer", "NBits"
 /// Verifies.
 pub fn verify(args: &VerifyArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
     let runner = open_runner(&args.model, shared)?;
-    let inputs = make_inputs(&runner.model().inputs()?, &args.inputs, &cx.console)?;
     let rule = rule(args, &runner, cx);
-    let found = cx
-        .console
-        .during("compiling and running", None, || runner.run(&inputs.tensors));
-    let found = found.map_err(|error| inputs.explain(error.into()))?;
+    let declared = runner.model().inputs()?;
+    let (inputs, found) = with_inputs(&declared, Some(&runner), &args.inputs, &cx.console, |inputs| {
+        Ok(cx
+            .console
+            .during("compiling and running", None, || runner.run(&inputs.tensors))?)
+    })?;
     let expected = expected(args, shared, &runner, &inputs, cx)?;
     let verdicts = verdicts(&found, &expected, &rule);
     let mut is_equal = verdicts.iter().all(|verdict| verdict.is_good);

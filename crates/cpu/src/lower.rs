@@ -27,7 +27,7 @@ pub fn lower(step: &StepNode, machine: Machine) -> Result<Lowered, String> {
         Op::ConvInt(op) => ops::conv::lower_conv_int(step, op, machine)?,
         Op::ConvTranspose(op) => ops::conv::lower_conv_transpose(step, op, machine)?,
         Op::Pool(op) => ops::window::lower_pool(step, op)?,
-        Op::Resize(op) => ops::window::lower_resize(step, op)?,
+        Op::Resize(op) => ops::window::lower_resize(step, op, machine)?,
         Op::Softmax(op) => ops::norm::lower_softmax(step, op)?,
         Op::LayerNorm(op) => ops::norm::lower_layer_norm(step, op)?,
         Op::RmsNorm(op) => ops::norm::lower_rms_norm(step, op)?,

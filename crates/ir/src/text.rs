@@ -5,8 +5,10 @@
 //! graph "stem"(%0 "input": f32[n,3,224,224]) where n in 1..=64, s = %3[0] {
 //!   %1 = constant f32[64,3,7,7] @blake3:<64 hex digits>
 //!   %2 = conv(%0, %1) {stride=[2, 2], ..} : f32[n,64,112,112]  # "conv1"
-//!   %3, %4 = unary.relu(%2) {alpha=0.0, beta=0.0} : f32[n,64,112,112]
-//!   return "y" %3
+//!   %3 = constant i64[1] [7]
+//!   %4, %5 = topk(%2) {axis=1, k=s, largest=true} : f32[n,s,112,112], i64[n,s,112,112]
+//!   %6 = unary.relu(%4) {alpha=0.0, beta=0.0} : f32[n,s,112,112]
+//!   return "y" %6, "index" %5
 //! }
 //! ```
 //!

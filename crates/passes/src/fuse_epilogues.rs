@@ -40,14 +40,21 @@ fn fuse_epilogues(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
     let consumers = single_consumers(graph);
     let mut chain_ending_at: Vec<Option<Vec<NodeId>>> = vec![None; graph.nodes().len()];
     let mut is_absorbed = vec![false; graph.nodes().len()];
+    let mut is_taken = vec![false; graph.nodes().len()];
     for position in 0..graph.nodes().len() {
-        let chain = chain_from(graph, &consumers, NodeId(position as u32));
+        let mut chain = chain_from(graph, &consumers, NodeId(position as u32));
+        // The sum of two convolutions belongs to the first of them; the second is its residual.
+        let end = chain.iter().position(|node| is_taken[node.0 as usize]).unwrap_or(chain.len());
+        chain.truncate(end);
         let Some((&last, earlier)) = chain.split_last() else { continue };
         if earlier.is_empty() {
             continue;
         }
         for node in earlier {
             is_absorbed[node.0 as usize] = true;
+        }
+        for node in &chain {
+            is_taken[node.0 as usize] = true;
         }
         chain_ending_at[last.0 as usize] = Some(chain);
     }

@@ -2,11 +2,14 @@
 
 use precast_ir::op::{Conv, ConvInt, ConvTranspose};
 use precast_kernels::conv::{self, ConvShape};
+use precast_kernels::conv_int::{self, ConvIntAxis, ConvIntShape};
 use precast_kernels::conv_transpose::{self, ConvTransposeShape};
 use precast_kernels::epilogue::{self, Bias};
+use precast_kernels::gemm_int::ZeroPoints;
 use precast_tensor::{DType, Dim, Tensor};
 
 use crate::ops::epilogue::Epilogue;
+use crate::ops::quantize::{zero_point, zero_points};
 use crate::step::{Lowered, Machine, Read, StepNode};
 
 /// Height and width of a list of spatial numbers; a 1-D list has height `one`.
@@ -106,9 +109,67 @@ fn conv_name(shape: &ConvShape) -> &'static str {
     }
 }
 
-/// An 8-bit convolution.
-pub fn lower_conv_int(_step: &StepNode, _op: &ConvInt, _machine: Machine) -> Result<Option<Lowered>, String> {
-    Ok(None)
+/// An 8-bit convolution, 1-D or 2-D with a constant filter.
+pub fn lower_conv_int(step: &StepNode, op: &ConvInt, _machine: Machine) -> Result<Option<Lowered>, String> {
+    let elements = |input: usize| step.shape(input).iter().product::<usize>();
+    let Some(shape) = conv_int_shape(step, op) else { return Ok(None) };
+    if !step.is_constant(1) || elements(2) != 1 || (elements(3) != 1 && !step.is_constant(3)) {
+        return Ok(None);
+    }
+    let (is_x_signed, is_w_signed) = (step.dtype(0) == DType::I8, step.dtype(1) == DType::I8);
+    let packed = match step.constant(1) {
+        None => None,
+        Some(filter) => {
+            let packed = conv_int::pack_conv_int(&shape, filter.as_bytes(), is_w_signed);
+            Some(Tensor::from_vec([packed.len()], packed).map_err(|error| error.to_string())?)
+        }
+    };
+    let has_channel_zeros = elements(3) != 1;
+    let zeros = match (has_channel_zeros, step.constant(3)) {
+        (false, _) => Read::Input(3),
+        (true, None) => Read::Packed(None),
+        (true, Some(zeros)) => Read::Packed(Some(zero_points(zeros)?)),
+    };
+    let scratch = conv_int::conv_int_scratch_len(&shape, is_x_signed);
+    Ok(Some(Lowered {
+        kernel: "conv_int".to_string(),
+        reads: vec![Read::Input(0), Read::Packed(packed), Read::Input(2), zeros],
+        scratch_bytes: scratch,
+        run: Box::new(move |args, exec| {
+            let w_zero = if has_channel_zeros {
+                ZeroPoints::Each(args.read::<i32>(3))
+            } else {
+                ZeroPoints::Scalar(zero_point(args.read::<u8>(3), is_w_signed))
+            };
+            let x_zero = zero_point(args.read::<u8>(2), is_x_signed);
+            let (x, packed_w) = (args.read::<u8>(0), args.read::<u8>(1));
+            let y = args.write::<i32>(0);
+            let scratch: &mut [u8] = if scratch > 0 { args.write(1) } else { &mut [] };
+            let conv = conv_int::ConvInt { shape, x, is_x_signed, x_zero, packed_w, is_w_signed, w_zero };
+            conv_int::conv_int(&exec, &conv, y, scratch);
+            Ok(())
+        }),
+    }))
+}
+
+fn conv_int_shape(step: &StepNode, op: &ConvInt) -> Option<ConvIntShape> {
+    let (x, filter, y) = (step.shape(0), step.shape(1), step.output_shape(0));
+    let [in_height, in_width] = plane(&x[2..], 1)?;
+    let [out_height, out_width] = plane(&y[2..], 1)?;
+    let [filter_height, filter_width] = plane(&filter[2..], 1)?;
+    let [stride_y, stride_x] = plane(&op.stride, 1)?;
+    let [dilation_y, dilation_x] = plane(&op.dilation, 1)?;
+    let [pad_top, pad_left] = plane(&numbers(&op.pad_lo)?, 0)?;
+    numbers(&op.pad_hi)?;
+    let axis = |input, output, kernel, stride, pad, dilation| ConvIntAxis { input, output, kernel, stride, pad, dilation };
+    Some(ConvIntShape {
+        batch: x[0],
+        groups: op.groups,
+        in_channels: x[1] / op.groups,
+        out_channels: filter[0] / op.groups,
+        height: axis(in_height, out_height, filter_height, stride_y, pad_top, dilation_y),
+        width: axis(in_width, out_width, filter_width, stride_x, pad_left, dilation_x),
+    })
 }
 
 /// A transposed convolution, 1-D or 2-D in f32.

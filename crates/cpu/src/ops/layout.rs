@@ -3,6 +3,7 @@
 use precast_ir::op::{Concat, Pad, PadFn, Slice, Transpose};
 use precast_kernels::copy::{StridedCopy, fill};
 
+use crate::ops::window::lower_remap;
 use crate::ops::{broadcast_strides, strides_of};
 use crate::step::{Lowered, Read, StepNode};
 
@@ -90,7 +91,7 @@ pub fn lower_concat(step: &StepNode, op: &Concat) -> Result<Option<Lowered>, Str
 /// Constant padding: the result is filled, then the operand is copied inside.
 pub fn lower_pad(step: &StepNode, op: &Pad) -> Result<Option<Lowered>, String> {
     if op.func != PadFn::Constant {
-        return Ok(None);
+        return Ok(lower_mirrored_pad(step, op));
     }
     let (from, to) = (step.shape(0), step.output_shape(0));
     let (from_strides, to_strides) = (strides_of(&from), strides_of(&to));
@@ -125,4 +126,43 @@ pub fn lower_pad(step: &StepNode, op: &Pad) -> Result<Option<Lowered>, String> {
         copy.run(&exec, args.read(0), target);
         Ok(())
     })))
+}
+
+/// Padding by elements of the operand itself, on the last two axes.
+fn lower_mirrored_pad(step: &StepNode, op: &Pad) -> Option<Lowered> {
+    let (from, to) = (step.shape(0), step.output_shape(0));
+    let rank = from.len();
+    let split = rank.saturating_sub(2);
+    let is_padded = |axis: usize| op.lo[axis].as_const() != Some(0) || op.hi[axis].as_const() != Some(0);
+    if rank == 0 || (0..split).any(is_padded) || from.contains(&0) {
+        return None;
+    }
+    let source = |axis: usize| -> Option<Vec<usize>> {
+        let (lo, size) = (op.lo[axis].as_const()?, from[axis] as i64);
+        // Removed elements are gone before the rest is mirrored, which shifts where the mirror stands.
+        if lo < 0 || op.hi[axis].as_const()? < 0 {
+            return None;
+        }
+        (0..to[axis] as i64).map(|at| usize::try_from(mirrored(op.func, at - lo, size)).ok()).collect()
+    };
+    let columns = source(rank - 1)?;
+    let rows = if rank > 1 { source(rank - 2)? } else { vec![0] };
+    let (height, width) = (if rank > 1 { from[rank - 2] } else { 1 }, from[rank - 1]);
+    let planes = from[..split].iter().product();
+    let mut lowered = lower_remap("copy.pad", step, planes, (height, width), rows, columns);
+    lowered.reads.truncate(1);
+    Some(lowered)
+}
+
+/// The element of an axis that stands at a position beyond its ends.
+fn mirrored(func: PadFn, at: i64, size: i64) -> i64 {
+    match func {
+        PadFn::Constant | PadFn::Edge => at.clamp(0, size - 1),
+        PadFn::Wrap => at.rem_euclid(size),
+        PadFn::Reflect if size == 1 => 0,
+        PadFn::Reflect => {
+            let turn = at.rem_euclid(2 * (size - 1));
+            turn.min(2 * (size - 1) - turn)
+        }
+    }
 }

@@ -9,6 +9,7 @@ use precast_kernels::gemm_int::{self, GemmInt, ZeroPoints};
 use precast_tensor::{DType, Tensor};
 
 use crate::ops::epilogue::Epilogue;
+use crate::ops::quantize::{zero_point, zero_points};
 use crate::step::{Lowered, Machine, Read, StepNode};
 
 /// A product of f32 matrices.
@@ -182,11 +183,7 @@ pub fn lower_matmul_int(step: &StepNode, _machine: Machine) -> Result<Option<Low
         // Zero points of columns that are computed at run time are rare.
         (true, false, _) => return Ok(None),
         (true, true, None) => Read::Packed(None),
-        (true, true, Some(tensor)) => {
-            let zeros: Vec<i32> =
-                tensor.to_i64_vec().map_err(|error| error.to_string())?.iter().map(|&zero| zero as i32).collect();
-            Read::Packed(Some(Tensor::from_vec([zeros.len()], zeros).map_err(|error| error.to_string())?))
-        }
+        (true, true, Some(tensor)) => Read::Packed(Some(zero_points(tensor)?)),
     });
     let a_bytes = gemm_int::gemm_int_scratch_len(m, k, is_a_signed);
     let b_bytes = if is_b_constant { 0 } else { gemm_int::packed_b_int_len(k, n) };
@@ -216,9 +213,4 @@ pub fn lower_matmul_int(step: &StepNode, _machine: Machine) -> Result<Option<Low
             Ok(())
         }),
     }))
-}
-
-/// The only zero point of an operand.
-pub fn zero_point(bytes: &[u8], is_signed: bool) -> i32 {
-    if is_signed { i32::from(bytes[0] as i8) } else { i32::from(bytes[0]) }
 }

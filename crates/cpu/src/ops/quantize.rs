@@ -2,7 +2,7 @@
 
 use precast_ir::op::{Dequantize, Quantize};
 use precast_kernels::quantize::{self, QuantizeShape};
-use precast_tensor::DType;
+use precast_tensor::{DType, Tensor};
 
 use crate::ops::around;
 use crate::step::{Lowered, StepNode};
@@ -68,4 +68,16 @@ pub fn lower_dequantize(step: &StepNode, op: &Dequantize) -> Result<Option<Lower
         })),
         _ => None,
     })
+}
+
+/// The only zero point of an operand.
+pub fn zero_point(bytes: &[u8], is_signed: bool) -> i32 {
+    if is_signed { i32::from(bytes[0] as i8) } else { i32::from(bytes[0]) }
+}
+
+/// Constant zero points as integer kernels read them.
+pub fn zero_points(tensor: &Tensor) -> Result<Tensor, String> {
+    let zeros = tensor.to_i64_vec().map_err(|error| error.to_string())?;
+    let zeros: Vec<i32> = zeros.iter().map(|&zero| zero as i32).collect();
+    Tensor::from_vec([zeros.len()], zeros).map_err(|error| error.to_string())
 }

@@ -5,7 +5,7 @@ mod microsoft;
 
 use precast_ir::ValueId;
 use precast_ir::op::{
-    ArgFn, ArgReduce, BinaryFn, CompareFn, GroupNorm, Iota, LayerNorm, Lrn, ReduceFn, RmsNorm, Softmax, UnaryFn,
+    ArgFn, ArgReduce, BinaryFn, CompareFn, GroupNorm, LayerNorm, Lrn, ReduceFn, RmsNorm, Softmax, UnaryFn,
 };
 use precast_tensor::{DType, Dim};
 
@@ -285,15 +285,7 @@ fn add_hardmax(cx: &mut NodeCx<'_, '_>, x: ValueId, axis: usize) -> Result<Value
         },
         &[x],
     )?;
-    let positions = cx.add(
-        Iota {
-            to: DType::I64,
-            start: Dim::ZERO,
-            step: Dim::ONE,
-            length: dims[axis].clone(),
-        },
-        &[],
-    )?;
+    let positions = cx.iota(Dim::ZERO, dims[axis].clone())?;
     let mut shape = vec![Dim::ONE; dims.len()];
     shape[axis] = dims[axis].clone();
     let positions = cx.reshape(positions, shape)?;

@@ -5,9 +5,17 @@
     reason = "tests compare whole values"
 )]
 
+mod attention;
 mod bodies;
+mod compare;
+mod conv;
 mod errors;
+mod matmul;
 mod model;
+mod norm;
 mod quantized;
+mod sequence;
+mod signal;
 mod symbolic;
 mod versions;
+mod window;

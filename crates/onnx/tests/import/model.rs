@@ -215,6 +215,24 @@ pub fn text(name: &str, value: &'static str) -> AttributeProto {
     }
 }
 
+pub fn floats_attribute(name: &str, values: &[f32]) -> AttributeProto {
+    AttributeProto {
+        floats: values.to_vec(),
+        ..attribute(name, AttributeType::Floats)
+    }
+}
+
+pub fn texts(name: &str, values: &[&'static str]) -> AttributeProto {
+    let strings = values
+        .iter()
+        .map(|value| Bytes::from_static(value.as_bytes()))
+        .collect();
+    AttributeProto {
+        strings,
+        ..attribute(name, AttributeType::Strings)
+    }
+}
+
 pub fn body(name: &str, graph: GraphProto) -> AttributeProto {
     AttributeProto {
         g: Some(Box::new(graph)),

@@ -210,10 +210,14 @@ fn names_that_mean_nothing_are_symbols_of_their_own() {
 
 #[test]
 fn declared_sums_follow_their_symbols_and_declared_quotients_do_not() {
-    let model = Model::new(13).input("a", DType::F32, &["n"]).input("b", DType::F32, &["n + 1"]);
+    let model = Model::new(13)
+        .input("a", DType::F32, &["n"])
+        .input("b", DType::F32, &["n + 1"]);
     let joined = model.node("Concat", "a b", "y", &[int("axis", 0)]);
     assert_eq!(output_type(&joined.graph("y")), "f32[2*n + 1]");
-    let half = Model::new(13).input("x", DType::F32, &["n / 2"]).node("Relu", "x", "y", &[]);
+    let half = Model::new(13)
+        .input("x", DType::F32, &["n / 2"])
+        .node("Relu", "x", "y", &[]);
     assert_eq!(output_type(&half.clone().graph("y")), "f32[\"n / 2\"]");
     assert_eq!(half.eval("y", &[floats(&[3], &[1.0; 3])]), [floats(&[3], &[1.0; 3])]);
 }

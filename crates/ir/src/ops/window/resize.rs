@@ -105,6 +105,13 @@ struct Axis {
 }
 
 impl Resize {
+    /// For every output element of an axis the input elements it is made of and their weights; `None` where some lie
+    /// outside of the input and are extrapolated.
+    pub fn axis_taps(&self, axis: usize, input: usize, output: usize) -> Option<Vec<Vec<(usize, f64)>>> {
+        let map = self.axis(axis, input, output);
+        (!map.outside.contains(&true)).then_some(map.taps)
+    }
+
     fn axis(&self, axis: usize, input: usize, output: usize) -> Axis {
         let scale = self.scales[axis];
         let crop = match self.coordinates {

@@ -1,6 +1,6 @@
 //! Attention operators of com.microsoft: Attention, MultiHeadAttention and GroupQueryAttention. A cache grows by
-//! concatenation here, so present keys are past keys and new ones; buffers that are shared between past and present are
-//! refused, since their filled length is not their size.
+//! concatenation here: present keys are all past keys and then the new ones. Buffers with room left at their end, and
+//! batches whose rows have pasts of different lengths, need the cache as a State, which is not what Import makes.
 
 use precast_ir::ValueId;
 use precast_ir::op::{BinaryFn, CompareFn};
@@ -211,6 +211,7 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         k = cx.concat(&[past_k, k], 2)?;
         v = cx.concat(&[past_v, v], 2)?;
     }
+    check_total(cx, &length_of(cx, k)?)?;
     let heads = Heads { q, k, v };
     let (rows, columns) = add_positions(cx, heads, &past_length, None)?;
     let mut allowed = None;
@@ -234,6 +235,20 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     };
     let attended = attend(cx, heads, &scoring)?;
     Ok(vec![merge_heads(cx, attended.y)?, k, v])
+}
+
+/// A known total length that is less than all keys means that the cache is a buffer with room left.
+fn check_total(cx: &NodeCx<'_, '_>, keys: &Dim) -> Result<(), Fault> {
+    let total = cx
+        .optional(6)
+        .and_then(|total| cx.content(total))
+        .and_then(|content| content.first().cloned());
+    match total {
+        Some(total) if total.is_const() && keys.is_const() && total != *keys => Err(Fault::Unsupported(format!(
+            "a cache of {keys} keys for a sequence of {total} is not covered"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Queries, keys and values with their heads apart; keys and values may stand behind the queries in one operand.

@@ -1,0 +1,57 @@
+//! `perf` measures models and Program files.
+
+use serde_json::json;
+
+use crate::{Bench, models};
+
+const SHORT: &str = "--warmUp 0 --iterations 7";
+
+#[test]
+fn json_has_latencies_in_order() {
+    let bench = Bench::with_model("m.onnx", &models::affine());
+    let json = bench.json(&format!("perf m.onnx --dim rows=2 {SHORT} --per-step"));
+    assert_eq!(
+        (&json["schema"], &json["threads"], &json["runs"]),
+        (&json!("precast.perf/1"), &json!(1), &json!(7))
+    );
+    let latency = |name: &str| json["latency_ms"][name].as_f64().unwrap();
+    let ordered = ["min", "p50", "p90", "p95", "p99", "max"].map(latency);
+    assert!(
+        ordered.is_sorted() && ordered[0] > 0.0 && latency("mean") > 0.0,
+        "{ordered:?}"
+    );
+    assert!(json["first_ms"].as_f64().unwrap() >= json["compile_ms"].as_f64().unwrap());
+    assert!(json["steps"][0]["kernel"].is_string() && json["kernels"][0]["share"].is_number());
+    assert_eq!(
+        json["inputs"],
+        json!([{ "name": "x", "dtype": "f32", "shape": [2, 3] }])
+    );
+}
+
+#[test]
+fn batches_are_measured_one_after_another() {
+    let bench = Bench::with_model("m.onnx", &models::embedding());
+    let json = bench.json(&format!("perf m.onnx --batches 1,3,7 {SHORT}"));
+    let shapes: Vec<_> = json["batches"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| &row["inputs"][0]["shape"])
+        .collect();
+    assert_eq!(shapes, [&json!([1, 64]), &json!([3, 64]), &json!([7, 64])]);
+    assert_eq!(json["batches"][1]["batch"], json!(3));
+    let text = bench.run(&format!("perf m.onnx --batches 1,3 {SHORT}")).stdout;
+    assert!(text.contains("min ms       p50"), "{text}");
+}
+
+#[test]
+fn programs_and_models_in_parts_are_measured_too() {
+    let bench = Bench::with_model("m.onnx", &models::affine());
+    bench.json("compile m.onnx -o p");
+    assert_eq!(bench.json(&format!("perf p {SHORT}"))["runs"], json!(7));
+    assert_eq!(bench.run(&format!("perf p --batches 1,2 {SHORT}")).exit, 2);
+    let bench = Bench::with_model("m.onnx", &models::positions());
+    let json = bench.json(&format!("perf m.onnx {SHORT}"));
+    assert!(json["program"].is_null() && json["latency_ms"]["p50"].is_number());
+    assert_eq!(bench.run(&format!("perf m.onnx --per-step {SHORT}")).exit, 3);
+}
