@@ -61,10 +61,7 @@ pub fn run(folder: &Path, target: TargetName) -> Result<CaseReport> {
     let graph = proto.graph.context("the model has no graph")?;
     let tolerance: Tolerance = serde_json::from_slice(&fs::read(folder.join("tolerance.json"))?)?;
     let runner = Runner::new(Model::from_bytes(bytes)?, RunnerOptions::default());
-    let mut report = CaseReport {
-        operator: single_operator(&graph),
-        by_reference: false,
-    };
+    let mut report = CaseReport { operator: single_operator(&graph), by_reference: false };
     for set in 0.. {
         let data_set = folder.join(format!("test_data_set_{set}"));
         if !data_set.exists() {
@@ -77,12 +74,7 @@ pub fn run(folder: &Path, target: TargetName) -> Result<CaseReport> {
             TargetName::Reference => runner.run_reference(&inputs)?,
             TargetName::Cpu => runner.run(&inputs)?,
         };
-        ensure!(
-            found.len() == expected.len(),
-            "{} outputs where {} are expected",
-            found.len(),
-            expected.len()
-        );
+        ensure!(found.len() == expected.len(), "{} outputs where {} are expected", found.len(), expected.len());
         for ((name, found), (_, expected)) in found.iter().zip(&expected) {
             check_close(found, expected, tolerance).with_context(|| format!("output '{name}'"))?;
         }
@@ -104,32 +96,21 @@ fn uses_reference(runner: &Runner, inputs: &Named) -> Result<bool> {
     let Some(ready) = runner.ready(inputs)? else {
         return Ok(true);
     };
-    Ok(ready
-        .program()
-        .steps
-        .iter()
-        .any(|step| step.kernel.starts_with(REFERENCE)))
+    Ok(ready.program().steps.iter().any(|step| step.kernel.starts_with(REFERENCE)))
 }
 
 /// The inputs of a data set. Old models list initializers among their inputs; the data does not give those.
 fn read_inputs(graph: &GraphProto, folder: &Path) -> Result<Named> {
     let is_initializer = |name: &str| graph.initializer.iter().any(|initializer| initializer.name == name);
-    let required: Vec<ValueInfoProto> = graph
-        .input
-        .iter()
-        .filter(|input| !is_initializer(&input.name))
-        .cloned()
-        .collect();
+    let required: Vec<ValueInfoProto> =
+        graph.input.iter().filter(|input| !is_initializer(&input.name)).cloned().collect();
     read_values(&required, folder, "input")
 }
 
 fn read_values(infos: &[ValueInfoProto], folder: &Path, kind: &str) -> Result<Named> {
     let values = infos.iter().enumerate().map(|(index, info)| {
         let value = read_value(info, &folder.join(format!("{kind}_{index}.pb")));
-        Ok((
-            info.name.clone(),
-            value.with_context(|| format!("{kind} '{}'", info.name))?,
-        ))
+        Ok((info.name.clone(), value.with_context(|| format!("{kind} '{}'", info.name))?))
     });
     values.collect()
 }
@@ -155,32 +136,18 @@ const RTOL_BF16: f64 = 1.0 / 64.0;
 /// Same Type, same integers, floats within the tolerance; NaN equals NaN.
 fn check_close(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Result<()> {
     let (found_type, expected_type) = (found.type_(), expected.type_());
-    ensure!(
-        found_type == expected_type,
-        "is {found_type} where {expected_type} is expected"
-    );
+    ensure!(found_type == expected_type, "is {found_type} where {expected_type} is expected");
     if !found.dtype().is_float() {
         let (found, expected) = (found.to_i128_vec()?, expected.to_i128_vec()?);
-        let wrong = found
-            .iter()
-            .zip(&expected)
-            .position(|(found, expected)| found != expected);
-        return wrong.map_or(Ok(()), |index| {
-            bail!("is {} where {} is expected, at {index}", found[index], expected[index])
-        });
+        let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+        return wrong
+            .map_or(Ok(()), |index| bail!("is {} where {} is expected, at {index}", found[index], expected[index]));
     }
-    let rtol = if found.dtype() == DType::BF16 {
-        tolerance.rtol.max(RTOL_BF16)
-    } else {
-        tolerance.rtol
-    };
+    let rtol = if found.dtype() == DType::BF16 { tolerance.rtol.max(RTOL_BF16) } else { tolerance.rtol };
     for (index, (found, expected)) in found.to_f64_vec().into_iter().zip(expected.to_f64_vec()).enumerate() {
         let is_same = found == expected || (found.is_nan() && expected.is_nan());
         let is_close = (found - expected).abs() <= tolerance.atol + rtol * expected.abs() && expected.is_finite();
-        ensure!(
-            is_same || is_close,
-            "is {found} where {expected} is expected, at {index}"
-        );
+        ensure!(is_same || is_close, "is {found} where {expected} is expected, at {index}");
     }
     Ok(())
 }

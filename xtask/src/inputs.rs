@@ -17,18 +17,12 @@ pub type Named = Vec<(String, Tensor)>;
 /// The inputs of a model at a batch.
 pub fn make(model: &ModelEntry, batch: usize) -> Result<Named> {
     let batch_dim = BatchDim::of(model);
-    let past = model
-        .inputs
-        .iter()
-        .find(|input| input.name.starts_with("past_key_values"))
-        .map_or(0, |input| input.example[2]);
+    let past =
+        model.inputs.iter().find(|input| input.name.starts_with("past_key_values")).map_or(0, |input| input.example[2]);
     let inputs = model.inputs.iter().map(|input| {
         let shape = batch_dim.shape(input, batch);
         let tensor = make_one(model, input, shape, past);
-        Ok((
-            input.name.clone(),
-            tensor.with_context(|| format!("input '{}' of {}", input.name, model.name))?,
-        ))
+        Ok((input.name.clone(), tensor.with_context(|| format!("input '{}' of {}", input.name, model.name))?))
     });
     inputs.collect()
 }
@@ -70,12 +64,7 @@ fn make_one(model: &ModelEntry, input: &InputEntry, shape: Vec<usize>, past: usi
         return Ok(Tensor::from_f64(dtype, shape, &given(value, count)?, true)?);
     }
     let row_elements = shape.last().copied().unwrap_or(1).max(1);
-    let mut random = Random::new(&format!(
-        "{}:{}:{}",
-        model.name,
-        input.name,
-        shape.first().unwrap_or(&0)
-    ));
+    let mut random = Random::new(&format!("{}:{}:{}", model.name, input.name, shape.first().unwrap_or(&0)));
     let values: Vec<f64> = match (input.name.as_str(), input.integers) {
         ("attention_mask", Some(range)) => mask(range, row_elements, count, &mut random),
         ("position_ids", Some(_)) => (0..count).map(|index| (past + index % row_elements) as f64).collect(),
@@ -90,11 +79,7 @@ fn make_one(model: &ModelEntry, input: &InputEntry, shape: Vec<usize>, past: usi
 fn mask(range: [i64; 2], row_elements: usize, count: usize, random: &mut Random) -> Vec<f64> {
     let mut values = Vec::with_capacity(count);
     while values.len() < count {
-        let shortest = if range[0] == 0 {
-            (row_elements / 2).max(1)
-        } else {
-            row_elements
-        };
+        let shortest = if range[0] == 0 { (row_elements / 2).max(1) } else { row_elements };
         let valid = random.integer(shortest as i64, row_elements as i64) as usize;
         values.extend((0..row_elements).map(|column| f64::from(u8::from(column < valid))));
     }
@@ -117,11 +102,7 @@ fn page(shape: &[usize], random: &mut Random) -> Vec<f64> {
             for left in (20..width.saturating_sub(2 * LETTER_PIXELS)).step_by(LETTER_PIXELS) {
                 for _ in 0..STROKES {
                     let is_upright = random.integer(0, 1) == 0;
-                    let (dy, dx) = if is_upright {
-                        (0, random.integer(0, 8))
-                    } else {
-                        (random.integer(0, 15), 0)
-                    };
+                    let (dy, dx) = if is_upright { (0, random.integer(0, 8)) } else { (random.integer(0, 15), 0) };
                     let (tall, wide) = if is_upright { (LETTER_HEIGHT, 3) } else { (3, 11) };
                     for y in 0..tall {
                         let start = (top + dy as usize + y) * width + left + dx as usize;
@@ -146,11 +127,7 @@ fn given(value: &Value, count: usize) -> Result<Vec<f64>> {
         Value::Array(values) => values.iter().map(number).collect::<Result<Vec<f64>>>()?,
         value => vec![number(value)?; count],
     };
-    ensure!(
-        values.len() == count,
-        "{} values are given for {count} elements",
-        values.len()
-    );
+    ensure!(values.len() == count, "{} values are given for {count} elements", values.len());
     Ok(values)
 }
 
@@ -172,9 +149,7 @@ struct Random(Pcg64);
 impl Random {
     fn new(name: &str) -> Random {
         let digest = Sha256::digest(name);
-        Random(Pcg64::new(u128::from_le_bytes(std::array::from_fn(|byte| {
-            digest[byte]
-        }))))
+        Random(Pcg64::new(u128::from_le_bytes(std::array::from_fn(|byte| digest[byte]))))
     }
 
     /// An integer of a range, both ends included. Ranges are far below 2^64, so the remainder's bias does not matter.
@@ -204,10 +179,7 @@ mod tests {
     #[test]
     fn the_batch_may_lie_on_another_axis() {
         assert_eq!(shapes("silero_vad", 3), [vec![3, 576], vec![2, 3, 128], vec![]]);
-        assert_eq!(
-            shapes("silero_vad_16k_op15", 3),
-            [vec![3, 576], vec![2, 3, 128], vec![]]
-        );
+        assert_eq!(shapes("silero_vad_16k_op15", 3), [vec![3, 576], vec![2, 3, 128], vec![]]);
     }
 
     #[test]

@@ -66,13 +66,7 @@ fn print(known: &KnownFailures) -> String {
 pub fn normalise(reason: &str) -> String {
     let reason = reason.replace(&paths::root().display().to_string(), ".");
     let words: Vec<&str> = reason.split_whitespace().collect();
-    words
-        .join(" ")
-        .chars()
-        .take(REASON_CHARACTERS_MAX)
-        .collect::<String>()
-        .trim_end()
-        .to_string()
+    words.join(" ").chars().take(REASON_CHARACTERS_MAX).collect::<String>().trim_end().to_string()
 }
 
 #[cfg(test)]
@@ -82,10 +76,7 @@ mod tests {
     #[test]
     fn the_list_reads_as_it_was_written() {
         let known = KnownFailures::from([
-            (
-                (TargetName::Reference, "test_a".to_string()),
-                "input 'x' is a sequence".to_string(),
-            ),
+            ((TargetName::Reference, "test_a".to_string()), "input 'x' is a sequence".to_string()),
             ((TargetName::Cpu, "test_b".to_string()), "panicked".to_string()),
         ]);
         assert_eq!(parse(&print(&known)).unwrap(), known);

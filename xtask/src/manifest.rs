@@ -30,11 +30,7 @@ pub struct ModelEntry {
 impl ModelEntry {
     /// Largest relative error of an output against onnxruntime's.
     pub fn tolerance(&self) -> f64 {
-        if self.is_quantised {
-            TOLERANCE_QUANTISED
-        } else {
-            TOLERANCE_F32
-        }
+        if self.is_quantised { TOLERANCE_QUANTISED } else { TOLERANCE_F32 }
     }
 }
 
@@ -105,12 +101,7 @@ const TOLERANCE_F32: f64 = 1e-4;
 const TOLERANCE_QUANTISED: f64 = 2e-2;
 
 /// Models whose activations are quantised. `minilm_l6_int8` is not among them: only its weights are.
-const QUANTISED: &[&str] = &[
-    "ddddocr_rec",
-    "minimind2_small_q8",
-    "whisper_tiny_q8_encoder",
-    "whisper_tiny_q8_decoder",
-];
+const QUANTISED: &[&str] = &["ddddocr_rec", "minimind2_small_q8", "whisper_tiny_q8_encoder", "whisper_tiny_q8_decoder"];
 
 /// Every model: those of packages, then skeletons, then our own.
 pub fn read() -> Result<Vec<ModelEntry>> {

@@ -55,11 +55,7 @@ pub fn compare_speed(model: &Path, folder: &Path) -> Result<Speed> {
         their_times.push(theirs.measure(ROUND_SECONDS)?);
     }
     let (precast_ms, onnxruntime_ms) = (median(our_times), median(their_times));
-    Ok(Speed {
-        precast_ms,
-        onnxruntime_ms,
-        ratio: precast_ms / onnxruntime_ms,
-    })
+    Ok(Speed { precast_ms, onnxruntime_ms, ratio: precast_ms / onnxruntime_ms })
 }
 
 /// The middle value, or the lower one of the two.
@@ -81,21 +77,10 @@ pub struct Measuring {
 impl Measuring {
     /// Compiles a model for the inputs of a folder and warms it up.
     pub fn open(model: &Path, folder: &Path, threads: usize) -> Result<Measuring> {
-        let runner = Runner::new(
-            Model::open(model)?,
-            RunnerOptions {
-                threads,
-                ..RunnerOptions::default()
-            },
-        );
+        let runner = Runner::new(Model::open(model)?, RunnerOptions { threads, ..RunnerOptions::default() });
         let inputs = onnxruntime::read_inputs(folder)?;
         let ready = runner.ready(&inputs)?;
-        let mut measuring = Measuring {
-            model: model.to_path_buf(),
-            runner,
-            inputs,
-            ready,
-        };
+        let mut measuring = Measuring { model: model.to_path_buf(), runner, inputs, ready };
         for _ in 0..WARM_UP_RUNS {
             measuring.run()?;
         }

@@ -59,10 +59,7 @@ struct ModelReport {
 /// Runs the models that the arguments select.
 pub fn run(arguments: &ModelsArguments) -> Result<()> {
     let models = select(arguments)?;
-    let options = CheckOptions {
-        is_measured: arguments.speed,
-        is_detailed: arguments.only.is_some(),
-    };
+    let options = CheckOptions { is_measured: arguments.speed, is_detailed: arguments.only.is_some() };
     let mut reports = Vec::new();
     for (index, model) in models.iter().enumerate() {
         let start = Instant::now();
@@ -72,30 +69,14 @@ pub fn run(arguments: &ModelsArguments) -> Result<()> {
             ModelReport { worst_rel_err, .. } => format!("ok, relative error {:.1e}", worst_rel_err.unwrap_or(0.0)),
         };
         let speed = report.speed.map_or(String::new(), |speed| {
-            format!(
-                ", {:.3} ms against {:.3} ms ({:.2})",
-                speed.precast_ms, speed.onnxruntime_ms, speed.ratio
-            )
+            format!(", {:.3} ms against {:.3} ms ({:.2})", speed.precast_ms, speed.onnxruntime_ms, speed.ratio)
         });
         let seconds = start.elapsed().as_secs_f64();
-        eprintln!(
-            "[{}/{}] {}: {verdict}{speed} ({seconds:.1} s)",
-            index + 1,
-            models.len(),
-            model.name
-        );
+        eprintln!("[{}/{}] {}: {verdict}{speed} ({seconds:.1} s)", index + 1, models.len(), model.name);
         reports.push(report);
     }
-    let failed: Vec<&str> = reports
-        .iter()
-        .filter(|report| !report.ok)
-        .map(|report| report.name.as_str())
-        .collect();
-    eprintln!(
-        "{} of {} models agree with onnxruntime",
-        reports.len() - failed.len(),
-        reports.len()
-    );
+    let failed: Vec<&str> = reports.iter().filter(|report| !report.ok).map(|report| report.name.as_str()).collect();
+    eprintln!("{} of {} models agree with onnxruntime", reports.len() - failed.len(), reports.len());
     if arguments.json {
         println!("{}", serde_json::json!({ "models": reports }));
     }
@@ -128,19 +109,9 @@ struct CheckOptions {
 }
 
 fn check_model(model: &ModelEntry, options: CheckOptions) -> ModelReport {
-    let batches = if model.is_batch_dynamic {
-        BATCHES.to_vec()
-    } else {
-        vec![1]
-    };
-    let mut report = ModelReport {
-        name: model.name.clone(),
-        batches,
-        ok: false,
-        worst_rel_err: None,
-        error: None,
-        speed: None,
-    };
+    let batches = if model.is_batch_dynamic { BATCHES.to_vec() } else { vec![1] };
+    let mut report =
+        ModelReport { name: model.name.clone(), batches, ok: false, worst_rel_err: None, error: None, speed: None };
     match compare_with_onnxruntime(model, &mut report, options) {
         Ok(()) => report.ok = true,
         Err(error) => report.error = Some(format!("{error:#}")),
@@ -152,29 +123,18 @@ fn compare_with_onnxruntime(model: &ModelEntry, report: &mut ModelReport, option
     let path = fetch::model_file(model)?;
     fs::create_dir_all(paths::cache())?;
     let work = tempfile::tempdir_in(paths::cache())?;
-    let folders: Vec<PathBuf> = report
-        .batches
-        .iter()
-        .map(|batch| work.path().join(batch.to_string()))
-        .collect();
+    let folders: Vec<PathBuf> = report.batches.iter().map(|batch| work.path().join(batch.to_string())).collect();
     for (&batch, folder) in report.batches.iter().zip(&folders) {
         onnxruntime::write_inputs(folder, &inputs::make(model, batch)?)?;
     }
     // Optimised, onnxruntime fuses the quantisation of activations and is then 7e-2 away from itself.
-    let level = if model.is_quantised {
-        Level::AsWritten
-    } else {
-        Level::Optimised
-    };
+    let level = if model.is_quantised { Level::AsWritten } else { Level::Optimised };
     onnxruntime::run(&path, THREADS, level, &folders).context("onnxruntime")?;
     // A process of its own: a crash is this model's alone, and its memory ends with it.
     let mut worker = Worker::start_own(Stdio::inherit())?;
     let mut worst: f64 = 0.0;
     for (batch, folder) in report.batches.iter().zip(&folders) {
-        let request = Request::Batch {
-            model: path.clone(),
-            folder: folder.clone(),
-        };
+        let request = Request::Batch { model: path.clone(), folder: folder.clone() };
         let found: BatchReport = ask_own(&mut worker, &request).with_context(|| format!("batch {batch}"))?;
         if options.is_detailed {
             let outputs = found.outputs.iter();
@@ -225,10 +185,7 @@ impl BatchChecker {
     /// Opens a model.
     pub fn open(model: &Path) -> Result<BatchChecker> {
         let runner = Runner::new(Model::open(model)?, RunnerOptions::default());
-        Ok(BatchChecker {
-            model: model.to_path_buf(),
-            runner,
-        })
+        Ok(BatchChecker { model: model.to_path_buf(), runner })
     }
 
     /// Runs the inputs of a folder and compares with onnxruntime's outputs there. Other Types, other integers and
@@ -249,14 +206,8 @@ impl BatchChecker {
                     difference.worst_values.1
                 );
             }
-            ensure!(
-                difference.relative_error.is_finite(),
-                "{output} has no finite distance to what is expected"
-            );
-            outputs.push(OutputReport {
-                name: output,
-                rel_err: difference.relative_error,
-            });
+            ensure!(difference.relative_error.is_finite(), "{output} has no finite distance to what is expected");
+            outputs.push(OutputReport { name: output, rel_err: difference.relative_error });
         }
         Ok(BatchReport { outputs })
     }

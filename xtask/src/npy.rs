@@ -54,37 +54,23 @@ pub fn read(path: &Path) -> Result<Tensor> {
 
 fn decode(bytes: Bytes) -> Result<Tensor> {
     let start = MAGIC.len() + size_of::<u16>();
-    ensure!(
-        bytes.starts_with(MAGIC) && bytes.len() >= start,
-        "not a .npy file of version 1"
-    );
+    ensure!(bytes.starts_with(MAGIC) && bytes.len() >= start, "not a .npy file of version 1");
     let header_bytes = usize::from(u16::from_le_bytes([bytes[MAGIC.len()], bytes[MAGIC.len() + 1]]));
     ensure!(bytes.len() >= start + header_bytes, "the header is cut off");
     let header = std::str::from_utf8(&bytes[start..start + header_bytes])?;
-    ensure!(
-        header.contains("'fortran_order': False"),
-        "the array is in Fortran order"
-    );
+    ensure!(header.contains("'fortran_order': False"), "the array is in Fortran order");
     let description = between(header, "'descr': '", "'")?;
     let Some((dtype, _)) = DESCRIPTIONS.iter().find(|(_, name)| *name == description) else {
         bail!("the element type {description} is not known");
     };
-    let sizes = between(header, "'shape': (", ")")?
-        .split(',')
-        .map(str::trim)
-        .filter(|size| !size.is_empty());
+    let sizes = between(header, "'shape': (", ")")?.split(',').map(str::trim).filter(|size| !size.is_empty());
     let shape = sizes.map(str::parse).collect::<Result<Vec<usize>, _>>()?;
     Ok(Tensor::new(*dtype, shape, bytes.slice(start + header_bytes..))?)
 }
 
 fn between<'a>(text: &'a str, before: &str, after: &str) -> Result<&'a str> {
-    let start = text
-        .find(before)
-        .with_context(|| format!("the header lacks {before}"))?
-        + before.len();
-    let length = text[start..]
-        .find(after)
-        .with_context(|| format!("the header lacks {after}"))?;
+    let start = text.find(before).with_context(|| format!("the header lacks {before}"))? + before.len();
+    let length = text[start..].find(after).with_context(|| format!("the header lacks {after}"))?;
     Ok(&text[start..start + length])
 }
 

@@ -28,9 +28,7 @@ pub fn write_inputs(folder: &Path, inputs: &Named) -> Result<()> {
 pub fn read_inputs(folder: &Path) -> Result<Named> {
     let names: Vec<String> = serde_json::from_str(&fs::read_to_string(folder.join("names.json"))?)?;
     let inputs = names.into_iter().enumerate();
-    inputs
-        .map(|(index, name)| Ok((name, npy::read(&folder.join(format!("input_{index}.npy")))?)))
-        .collect()
+    inputs.map(|(index, name)| Ok((name, npy::read(&folder.join(format!("input_{index}.npy")))?))).collect()
 }
 
 /// One of the outputs that onnxruntime left in a folder.
@@ -67,9 +65,7 @@ pub struct Measurer(Worker);
 impl Measurer {
     /// Starts the process.
     pub fn start(model: &Path, threads: usize, folder: &Path) -> Result<Measurer> {
-        Ok(Measurer(Worker::start(
-            command("measure", model, threads, Level::Optimised)?.arg(folder),
-        )?))
+        Ok(Measurer(Worker::start(command("measure", model, threads, Level::Optimised)?.arg(folder))?))
     }
 
     /// Median milliseconds of a run, measured for some seconds.
@@ -84,11 +80,6 @@ fn command(mode: &str, model: &Path, threads: usize, level: Level) -> Result<Com
     let python = venv::python()?;
     fs::write(&script, SCRIPT)?;
     let mut command = Command::new(python);
-    command
-        .arg(script)
-        .arg(mode)
-        .arg(model)
-        .arg(threads.to_string())
-        .arg(level.name());
+    command.arg(script).arg(mode).arg(model).arg(threads.to_string()).arg(level.name());
     Ok(command)
 }

@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// The root of the checkout.
 pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("xtask lies in the root of the checkout")
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the root of the checkout")
 }
 
 /// The folder of the models that come with the project.

@@ -39,15 +39,7 @@ pub fn run() -> Result<()> {
 fn steps() -> Result<Vec<Step>> {
     let mut steps = vec![
         cargo(&["fmt", "--all", "--check"]),
-        cargo(&[
-            "clippy",
-            "--quiet",
-            "--workspace",
-            "--all-targets",
-            "--",
-            "-D",
-            "warnings",
-        ]),
+        cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]),
         cargo(&["test", "--quiet", "--workspace"]),
         own(&["docs", "--check"])?,
         own(&["conformance", "--json"])?,
@@ -55,15 +47,7 @@ fn steps() -> Result<Vec<Step>> {
         first_command_of_readme()?,
     ];
     for (package, example) in examples()? {
-        steps.push(cargo(&[
-            "run",
-            "--quiet",
-            "--release",
-            "--package",
-            &package,
-            "--example",
-            &example,
-        ]));
+        steps.push(cargo(&["run", "--quiet", "--release", "--package", &package, "--example", &example]));
     }
     Ok(steps)
 }
@@ -71,20 +55,14 @@ fn steps() -> Result<Vec<Step>> {
 fn cargo(arguments: &[&str]) -> Step {
     let mut command = Command::new("cargo");
     command.args(arguments);
-    Step {
-        name: format!("cargo {}", arguments.join(" ")),
-        command,
-    }
+    Step { name: format!("cargo {}", arguments.join(" ")), command }
 }
 
 /// Another command of this program.
 fn own(arguments: &[&str]) -> Result<Step> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(arguments);
-    Ok(Step {
-        name: format!("cargo xtask {}", arguments.join(" ")),
-        command,
-    })
+    Ok(Step { name: format!("cargo xtask {}", arguments.join(" ")), command })
 }
 
 /// What a person who arrives types first must work.
@@ -93,17 +71,12 @@ fn first_command_of_readme() -> Result<Step> {
     let script = first_shell_block(&text)?;
     let mut command = Command::new("bash");
     command.args(["-euo", "pipefail", "-c", &script]);
-    Ok(Step {
-        name: format!("README: {}", script.trim()),
-        command,
-    })
+    Ok(Step { name: format!("README: {}", script.trim()), command })
 }
 
 /// The first fenced block of shell commands.
 fn first_shell_block(text: &str) -> Result<String> {
-    let mut lines = text
-        .lines()
-        .skip_while(|line| !matches!(line.trim(), "```sh" | "```bash" | "```shell"));
+    let mut lines = text.lines().skip_while(|line| !matches!(line.trim(), "```sh" | "```bash" | "```shell"));
     if lines.next().is_none() {
         bail!("README.md has no block of shell commands");
     }
@@ -129,25 +102,15 @@ fn examples() -> Result<Vec<(String, String)>> {
 }
 
 fn package_of(room: &str) -> String {
-    if room == "precast" {
-        room.to_string()
-    } else {
-        format!("precast-{room}")
-    }
+    if room == "precast" { room.to_string() } else { format!("precast-{room}") }
 }
 
 fn stem(path: &Path) -> Result<String> {
-    Ok(path
-        .file_stem()
-        .with_context(|| format!("'{}' has no name", path.display()))?
-        .to_string_lossy()
-        .into_owned())
+    Ok(path.file_stem().with_context(|| format!("'{}' has no name", path.display()))?.to_string_lossy().into_owned())
 }
 
 fn sorted_entries(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut entries = fs::read_dir(folder)?
-        .map(|entry| Ok(entry?.path()))
-        .collect::<Result<Vec<PathBuf>>>()?;
+    let mut entries = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
     entries.sort();
     Ok(entries)
 }

@@ -23,21 +23,11 @@ pub fn python() -> Result<PathBuf> {
         fs::remove_dir_all(&folder)?;
     }
     fs::create_dir_all(paths::cache())?;
-    eprintln!(
-        "making a Python environment with {}",
-        REQUIREMENTS.trim().replace('\n', ", ")
-    );
+    eprintln!("making a Python environment with {}", REQUIREMENTS.trim().replace('\n', ", "));
     call(Command::new("python3").arg("-m").arg("venv").arg(&folder))?;
     let requirements = folder.join("requirements.tmp");
     fs::write(&requirements, REQUIREMENTS)?;
-    let install = [
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--requirement",
-    ];
+    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"];
     call(Command::new(&python).args(install).arg(&requirements))?;
     fs::rename(&requirements, &marker)?;
     Ok(python)

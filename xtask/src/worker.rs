@@ -26,12 +26,7 @@ pub enum Request {
     /// Run a model on the inputs of a folder and compare with the outputs there; a [`crate::models::BatchReport`].
     Batch { model: PathBuf, folder: PathBuf },
     /// Measure a model on the inputs of a folder; [`crate::measure::Milliseconds`].
-    Measure {
-        model: PathBuf,
-        folder: PathBuf,
-        threads: usize,
-        seconds: f64,
-    },
+    Measure { model: PathBuf, folder: PathBuf, threads: usize, seconds: f64 },
 }
 
 /// A child process that answers requests.
@@ -83,11 +78,9 @@ impl Worker {
         let sent = writeln!(self.stdin, "{request}").and_then(|()| self.stdin.flush());
         match self.lines.recv_timeout(timeout) {
             Ok(line) if sent.is_ok() => Answer::Line(line),
-            Ok(_) | Err(RecvTimeoutError::Disconnected) => Answer::Died(
-                self.child
-                    .wait()
-                    .map_or_else(|error| error.to_string(), |status| status.to_string()),
-            ),
+            Ok(_) | Err(RecvTimeoutError::Disconnected) => {
+                Answer::Died(self.child.wait().map_or_else(|error| error.to_string(), |status| status.to_string()))
+            }
             Err(RecvTimeoutError::Timeout) => Answer::TimedOut,
         }
     }
@@ -150,12 +143,7 @@ impl State {
                 };
                 serde_json::to_value(self.checker.insert(checker).check(&folder)?)?
             }
-            Request::Measure {
-                model,
-                folder,
-                threads,
-                seconds,
-            } => {
+            Request::Measure { model, folder, threads, seconds } => {
                 let measuring = match self.measuring.take().filter(|measuring| measuring.model == model) {
                     Some(measuring) => measuring,
                     None => Measuring::open(&model, &folder, threads)?,
@@ -168,6 +156,5 @@ impl State {
 
 fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_string());
-    text.or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_string())
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_string())
 }

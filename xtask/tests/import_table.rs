@@ -1,4 +1,5 @@
 //! The table of ARCHITECTURE.md says which room may import which; the manifests must not say more.
+#![allow(clippy::unwrap_used, reason = "the whole file is a test")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -37,13 +38,8 @@ fn manifests_import_only_what_the_table_allows() {
 
 /// The rows of the table `| room | may import | … |`.
 fn parse_table(text: &str) -> BTreeMap<String, May> {
-    let mut lines = text
-        .lines()
-        .skip_while(|line| !line.replace(' ', "").starts_with("|room|mayimport|"));
-    assert!(
-        lines.next().is_some(),
-        "ARCHITECTURE.md has no table '| room | may import |'"
-    );
+    let mut lines = text.lines().skip_while(|line| !line.replace(' ', "").starts_with("|room|mayimport|"));
+    assert!(lines.next().is_some(), "ARCHITECTURE.md has no table '| room | may import |'");
     let mut table = BTreeMap::new();
     let mut above = BTreeSet::new();
     for line in lines.skip(1).take_while(|line| line.starts_with('|')) {
@@ -57,12 +53,9 @@ fn parse_table(text: &str) -> BTreeMap<String, May> {
                     "anything" => May::Anything,
                     "all above" => May::Only(above.clone()),
                     "–" | "-" | "" => May::Only(BTreeSet::new()),
-                    list => May::Only(
-                        list.split([' ', ','])
-                            .filter(|word| !word.is_empty())
-                            .map(String::from)
-                            .collect(),
-                    ),
+                    list => {
+                        May::Only(list.split([' ', ',']).filter(|word| !word.is_empty()).map(String::from).collect())
+                    }
                 };
                 table.insert(name.to_string(), allowed);
             }
@@ -76,16 +69,10 @@ fn parse_table(text: &str) -> BTreeMap<String, May> {
 fn imports(manifest: &str) -> BTreeSet<String> {
     let manifest: toml::Table = manifest.parse().unwrap();
     let platforms = manifest.get("target").and_then(toml::Value::as_table);
-    let tables = platforms
-        .into_iter()
-        .flat_map(|targets| targets.values())
-        .filter_map(toml::Value::as_table);
+    let tables = platforms.into_iter().flat_map(|targets| targets.values()).filter_map(toml::Value::as_table);
     let tables = tables.chain([&manifest]);
     let dependencies = tables.filter_map(|table| table.get("dependencies")?.as_table());
-    dependencies
-        .flat_map(|table| table.keys())
-        .filter_map(|package| room_of(package))
-        .collect()
+    dependencies.flat_map(|table| table.keys()).filter_map(|package| room_of(package)).collect()
 }
 
 fn room_of(package: &str) -> Option<String> {
@@ -112,8 +99,5 @@ fn the_table_is_read_with_its_words() {
 fn dependencies_of_tests_are_no_imports() {
     let manifest = "[dependencies]\nprecast-ir.workspace = true\nserde = \"1\"\n[dev-dependencies]\nprecast-cpu = {}\n\
                     [target.'cfg(unix)'.dependencies]\nprecast-tensor = {}\n";
-    assert_eq!(
-        imports(manifest),
-        BTreeSet::from(["ir".to_string(), "tensor".to_string()])
-    );
+    assert_eq!(imports(manifest), BTreeSet::from(["ir".to_string(), "tensor".to_string()]));
 }

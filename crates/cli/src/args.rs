@@ -244,9 +244,7 @@ pub struct PerfArgs {
 
 fn parse_threads(text: &str) -> Result<usize, String> {
     let threads = text.parse().ok().filter(|threads| (1..=THREADS_MAX).contains(threads));
-    threads
-        .map(|threads| threads as usize)
-        .ok_or_else(|| format!("a number from 1 to {THREADS_MAX} is expected"))
+    threads.map(|threads| threads as usize).ok_or_else(|| format!("a number from 1 to {THREADS_MAX} is expected"))
 }
 
 fn parse_isa(text: &str) -> Result<Isa, String> {
@@ -262,9 +260,7 @@ fn parse_dim(text: &str) -> Result<(String, usize), String> {
 
 fn parse_shape(text: &str) -> Result<(String, Vec<usize>), String> {
     // Names such as "input:0" have colons; sizes do not.
-    let (name, sizes) = text
-        .rsplit_once(':')
-        .ok_or("NAME:SIZES is expected, as in data:1x3x224x224")?;
+    let (name, sizes) = text.rsplit_once(':').ok_or("NAME:SIZES is expected, as in data:1x3x224x224")?;
     let sizes: Result<Vec<usize>, String> = match sizes {
         "" => Ok(Vec::new()),
         sizes => sizes.split('x').map(parse_size).collect(),
@@ -273,18 +269,12 @@ fn parse_shape(text: &str) -> Result<(String, Vec<usize>), String> {
 }
 
 fn parse_size(text: &str) -> Result<usize, String> {
-    let size = text
-        .trim()
-        .parse::<u32>()
-        .map_err(|_| format!("'{text}' is not a size"))?;
+    let size = text.trim().parse::<u32>().map_err(|_| format!("'{text}' is not a size"))?;
     Ok(size as usize)
 }
 
 fn parse_tolerance(text: &str) -> Result<f64, String> {
-    let number = text
-        .parse()
-        .ok()
-        .filter(|number: &f64| number.is_finite() && *number >= 0.0);
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
     number.ok_or_else(|| "a number that is not negative is expected".to_string())
 }
 

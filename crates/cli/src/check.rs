@@ -33,10 +33,7 @@ pub fn check(args: &CheckArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failu
     });
     let (needs, outcome) = import(model, &declared, args, shared, cx);
     if let Some(needs) = needs {
-        let _ = writeln!(
-            text,
-            "sizes    the model is compiled for each set of sizes or values by itself: {needs}"
-        );
+        let _ = writeln!(text, "sizes    the model is compiled for each set of sizes or values by itself: {needs}");
         json["specialised"] = json!(needs);
     }
     match outcome {
@@ -49,12 +46,7 @@ pub fn check(args: &CheckArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failu
             json["unsupported"] = unsupported_json(&error);
             json["error"] = json!(error.to_string());
             let _ = writeln!(text, "{error}\nverdict  not supported on cpu");
-            Ok(Report {
-                text,
-                json,
-                exit: Exit::Model,
-                error: Some("the model is not supported".to_string()),
-            })
+            Ok(Report { text, json, exit: Exit::Model, error: Some("the model is not supported".to_string()) })
         }
         Err(error) => Err(error.into()),
     }
@@ -78,11 +70,7 @@ fn import(
         }
         Err(error) => return (None, Err(error)),
     };
-    let input_args = InputArgs {
-        inputs: Vec::new(),
-        seed: 0,
-        shapes: args.shapes.clone(),
-    };
+    let input_args = InputArgs { inputs: Vec::new(), seed: 0, shapes: args.shapes.clone() };
     let runner = Runner::new(model, options(shared));
     let mut failed = None;
     let fitted = with_inputs(declared, Some(&runner), &input_args, &cx.console, |inputs| {
@@ -106,10 +94,7 @@ fn dim_users(declared: &[InputInfo]) -> BTreeMap<String, Vec<String>> {
     for info in declared {
         for (axis, dim) in info.dims.iter().flatten().enumerate() {
             for symbol in dim.symbols() {
-                users
-                    .entry(symbol.as_str().to_string())
-                    .or_default()
-                    .push(format!("{}[{axis}]", info.name));
+                users.entry(symbol.as_str().to_string()).or_default().push(format!("{}[{axis}]", info.name));
             }
         }
     }

@@ -37,18 +37,13 @@ pub fn compile(args: &CompileArgs, shared: &Shared, cx: &Cx) -> Result<Report, F
     };
     announce_frozen(&program, &inputs, cx);
     let staged = staging.path(STAGED);
-    cx.console
-        .during("writing", None, || save_program(&staged, &program, runner.store()))?;
+    cx.console.during("writing", None, || save_program(&staged, &program, runner.store()))?;
     staging.publish(|| move_program(&staged, &args.output))?;
     let mut text = format!(
         "program  {} · {} · {}\n{} · {compile_ms:.0} ms\n",
         args.output.display(),
         program.target,
-        if inputs.bucket == Default::default() {
-            "fixed sizes".to_string()
-        } else {
-            inputs.bucket.to_string()
-        },
+        if inputs.bucket == Default::default() { "fixed sizes".to_string() } else { inputs.bucket.to_string() },
         program_text(&program),
     );
     let mut json = program_json(&program);
@@ -66,8 +61,7 @@ pub fn compile(args: &CompileArgs, shared: &Shared, cx: &Cx) -> Result<Report, F
 fn announce_frozen(program: &Program, inputs: &Inputs, cx: &Cx) {
     for (name, tensor) in &inputs.tensors {
         if !program.inputs.iter().any(|port| port.name == *name) {
-            cx.console
-                .notice(&format!("input '{name}' is a constant of this Program: {tensor:?}"));
+            cx.console.notice(&format!("input '{name}' is a constant of this Program: {tensor:?}"));
         }
     }
 }
@@ -77,12 +71,7 @@ pub fn steps_text(program: &Program) -> String {
     let mut text = String::new();
     let width = program.steps.iter().map(|step| step.kernel.len()).max().unwrap_or(0);
     for (position, step) in program.steps.iter().enumerate() {
-        let _ = writeln!(
-            text,
-            "{position:>5}  {:<width$}  {}",
-            step.kernel,
-            names_text(&step.provenance)
-        );
+        let _ = writeln!(text, "{position:>5}  {:<width$}  {}", step.kernel, names_text(&step.provenance));
     }
     text
 }
@@ -90,7 +79,5 @@ pub fn steps_text(program: &Program) -> String {
 /// Every step with its kernel and nodes, for machines.
 pub fn steps_json(program: &Program) -> Value {
     let steps = program.steps.iter().enumerate();
-    steps
-        .map(|(position, step)| json!({ "step": position, "kernel": step.kernel, "nodes": step.provenance }))
-        .collect()
+    steps.map(|(position, step)| json!({ "step": position, "kernel": step.kernel, "nodes": step.provenance })).collect()
 }

@@ -77,10 +77,7 @@ pub struct Failure {
 impl Failure {
     /// A failure.
     pub fn new(exit: Exit, message: impl Into<String>) -> Failure {
-        Failure {
-            exit,
-            message: message.into(),
-        }
+        Failure { exit, message: message.into() }
     }
 
     /// A failure of the arguments.

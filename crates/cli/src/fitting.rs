@@ -8,10 +8,11 @@ use crate::exit::{Exit, Failure};
 use crate::inputs::{Guess, Inputs, dim_flag, make_inputs};
 use crate::output::Console;
 
-/// Sizes to try after the guess: one row, mel bands, a window of audio.
-const USUAL_SIZES: [usize; 3] = [1, 80, 512];
+/// Sizes to try after the guess: mel bands, images, windows of audio, frames of audio. 1 comes last, for it broadcasts and
+/// so may be accepted where it makes no sense.
+const USUAL_SIZES: [usize; 6] = [80, 224, 256, 512, 3000, 1];
 /// Guessed dims that are varied together; beyond this each is varied alone.
-const VARIED_TOGETHER: u32 = 3;
+const VARIED_TOGETHER: u32 = 2;
 
 /// Makes the inputs and does the work with them; if guessed sizes do not fit the runner's model, with others that do.
 pub fn with_inputs<T>(
@@ -31,15 +32,8 @@ pub fn with_inputs<T>(
     let other = runner.and_then(try_others);
     match other {
         Some(other) => {
-            let flags: Vec<String> = other
-                .bucket
-                .dims()
-                .map(|(dim, size)| dim_flag(dim, size as usize))
-                .collect();
-            console.notice(&format!(
-                "the model does not accept these sizes; used instead: {}",
-                flags.join(" ")
-            ));
+            let flags: Vec<String> = other.bucket.dims().map(|(dim, size)| dim_flag(dim, size as usize)).collect();
+            console.notice(&format!("the model does not accept these sizes; used instead: {}", flags.join(" ")));
             let result = work(&other)?;
             Ok((other, result))
         }
@@ -57,14 +51,8 @@ fn refit(runner: &Runner, args: &InputArgs, console: &Console, guess: &Inputs) -
     for sizes in alternatives(varied.len() as u32) {
         let mut shapes = args.shapes.clone();
         let dims = varied.iter().zip(sizes);
-        shapes
-            .dims
-            .extend(dims.map(|(guess, size)| (guess.dim.clone(), size.unwrap_or(guess.size))));
-        let args = InputArgs {
-            inputs: args.inputs.clone(),
-            seed: args.seed,
-            shapes,
-        };
+        shapes.dims.extend(dims.map(|(guess, size)| (guess.dim.clone(), size.unwrap_or(guess.size))));
+        let args = InputArgs { inputs: args.inputs.clone(), seed: args.seed, shapes };
         let inputs = make_inputs(&declared, &args, &console.silent()).ok()?;
         if runner.graph(&inputs.tensors).is_ok() {
             return Some(inputs);
@@ -87,11 +75,7 @@ fn alternatives(dims: u32) -> Vec<Vec<Option<usize>>> {
     let combinations = if dims <= VARIED_TOGETHER { choices.pow(dims) } else { 0 };
     let choice = |digit: usize| digit.checked_sub(1).map(|digit| USUAL_SIZES[digit]);
     let mut lists: Vec<Vec<Option<usize>>> = (1..combinations)
-        .map(|number| {
-            (0..dims)
-                .map(|dim| choice(number / choices.pow(dim) % choices))
-                .collect()
-        })
+        .map(|number| (0..dims).map(|dim| choice(number / choices.pow(dim) % choices)).collect())
         .collect();
     if dims > VARIED_TOGETHER {
         for changed in 0..dims {
@@ -109,10 +93,10 @@ mod tests {
     #[test]
     fn fewest_changes_come_first_and_none_is_tried_twice() {
         let lists = alternatives(2);
-        assert_eq!(lists.len(), 15);
-        assert_eq!(lists[..2], [vec![Some(1), None], vec![Some(80), None]]);
-        assert_eq!(lists[14], [Some(512), Some(512)]);
-        assert_eq!(alternatives(5).len(), 15);
+        assert_eq!(lists.len(), 48);
+        assert_eq!(lists[..2], [vec![Some(80), None], vec![Some(224), None]]);
+        assert_eq!(lists[47], [Some(1), Some(1)]);
+        assert_eq!(alternatives(5).len(), 30);
         assert_eq!(alternatives(0), Vec::<Vec<Option<usize>>>::new());
     }
 }

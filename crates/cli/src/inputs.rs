@@ -45,10 +45,7 @@ impl Inputs {
             return failure;
         }
         let flags = flags(&self.guesses);
-        Failure::new(
-            failure.exit,
-            format!("{}\nsizes were guessed; others may fit: {flags}", failure.message),
-        )
+        Failure::new(failure.exit, format!("{}\nsizes were guessed; others may fit: {flags}", failure.message))
     }
 }
 
@@ -61,11 +58,7 @@ fn flags(guesses: &[Guess]) -> String {
 /// The flag that sets a dim, as a shell takes it.
 pub fn dim_flag(dim: &str, size: usize) -> String {
     let is_plain = dim.chars().all(|c| c.is_ascii_alphanumeric() || "_.-:/".contains(c));
-    if is_plain {
-        format!("--dim {dim}={size}")
-    } else {
-        format!("--dim '{dim}={size}'")
-    }
+    if is_plain { format!("--dim {dim}={size}") } else { format!("--dim '{dim}={size}'") }
 }
 
 /// Where the values of one input come from.
@@ -95,16 +88,10 @@ pub fn make_inputs(declared: &[InputInfo], args: &InputArgs, console: &Console) 
             continue;
         }
         let shape = shape_of(info, &args.shapes, &bindings)?;
-        bytes = bytes.saturating_add(
-            Type::new(info.dtype, shape.iter().copied())
-                .size_bytes()
-                .unwrap_or(usize::MAX),
-        );
+        bytes = bytes.saturating_add(Type::new(info.dtype, shape.iter().copied()).size_bytes().unwrap_or(usize::MAX));
         if bytes > MADE_BYTES_MAX {
-            let message = format!(
-                "input '{}': made-up inputs of more than {MADE_BYTES_MAX} bytes are refused",
-                info.name
-            );
+            let message =
+                format!("input '{}': made-up inputs of more than {MADE_BYTES_MAX} bytes are refused", info.name);
             return Err(Failure::new(Exit::Limit, message));
         }
         let tensor = match source {
@@ -119,20 +106,10 @@ pub fn make_inputs(declared: &[InputInfo], args: &InputArgs, console: &Console) 
     }
     if !made_up.is_empty() {
         let (names, seed) = (names_text(&made_up), args.seed);
-        console.notice(&format!(
-            "inputs nobody gave are random (--seed {seed}): {names}; --input NAME=FILE gives one"
-        ));
+        console.notice(&format!("inputs nobody gave are random (--seed {seed}): {names}; --input NAME=FILE gives one"));
     }
-    let bucket = Bucket::new(
-        bindings
-            .iter()
-            .map(|(symbol, number)| (symbol.as_str().to_string(), number)),
-    );
-    Ok(Inputs {
-        tensors,
-        bucket,
-        guesses,
-    })
+    let bucket = Bucket::new(bindings.iter().map(|(symbol, number)| (symbol.as_str().to_string(), number)));
+    Ok(Inputs { tensors, bucket, guesses })
 }
 
 /// Symbols that are axis 0 of some input.
@@ -158,15 +135,10 @@ fn read_sources(declared: &[InputInfo], given: &[String]) -> Result<BTreeMap<Str
             None if argument.ends_with(".npz") => {
                 let dtype_of = |name: &str| declared.iter().find(|info| info.name == name).map(|info| info.dtype);
                 let arrays = read_archive(&PathBuf::from(argument), dtype_of)?;
-                arrays
-                    .into_iter()
-                    .map(|(name, tensor)| (name, Source::Tensor(tensor)))
-                    .collect()
+                arrays.into_iter().map(|(name, tensor)| (name, Source::Tensor(tensor))).collect()
             }
             None => {
-                return Err(Failure::usage(format!(
-                    "--input {argument}: NAME=FILE or FILE.npz is expected"
-                )));
+                return Err(Failure::usage(format!("--input {argument}: NAME=FILE or FILE.npz is expected")));
             }
         };
         for (name, source) in found {
@@ -181,11 +153,8 @@ fn read_sources(declared: &[InputInfo], given: &[String]) -> Result<BTreeMap<Str
 
 /// Numbers that flags give to symbols; flags that contradict each other or the model are errors.
 fn bind_flags(declared: &[InputInfo], args: &ShapeArgs) -> Result<Bindings, Failure> {
-    let symbols: BTreeSet<Symbol> = declared
-        .iter()
-        .flat_map(|info| info.dims.iter().flatten())
-        .flat_map(Dim::symbols)
-        .collect();
+    let symbols: BTreeSet<Symbol> =
+        declared.iter().flat_map(|info| info.dims.iter().flatten()).flat_map(Dim::symbols).collect();
     let mut bindings = Bindings::new();
     for (name, size) in &args.dims {
         if !symbols.contains(name.as_str()) {
@@ -225,10 +194,7 @@ fn bind_tensors(
         }
         let is_given = args.shapes.iter().find(|(name, _)| *name == info.name);
         if is_given.is_some_and(|(_, sizes)| sizes != tensor.shape()) {
-            return Err(Failure::usage(format!(
-                "{what} has the shape {:?}; --shape says otherwise",
-                tensor.shape()
-            )));
+            return Err(Failure::usage(format!("{what} has the shape {:?}; --shape says otherwise", tensor.shape())));
         }
         for (dim, &size) in dims.iter().zip(tensor.shape()) {
             if let Some(symbol) = dim.as_symbol().filter(|symbol| bindings.get(symbol).is_none()) {
@@ -258,11 +224,7 @@ fn guess_dims(
             if bindings.get(&symbol).is_none() {
                 let is_row = rows.contains(&symbol);
                 let size = if is_row { GUESS_ROWS } else { GUESS_SIZE };
-                guesses.push(Guess {
-                    dim: symbol.as_str().to_string(),
-                    size,
-                    is_row,
-                });
+                guesses.push(Guess { dim: symbol.as_str().to_string(), size, is_row });
                 bindings.insert(symbol, size as i64);
             }
         }
@@ -280,34 +242,22 @@ fn shape_of(info: &InputInfo, args: &ShapeArgs, bindings: &Bindings) -> Result<V
             "input '{name}' has no declared rank; give its shape: --shape {name}:1x3x224x224"
         )));
     };
-    let sizes = dims
-        .iter()
-        .map(|dim| dim.eval(bindings).and_then(|size| usize::try_from(size).ok()));
+    let sizes = dims.iter().map(|dim| dim.eval(bindings).and_then(|size| usize::try_from(size).ok()));
     sizes.collect::<Option<_>>().ok_or_else(|| {
         let shape: Vec<String> = dims.iter().map(|dim| dim.bind(bindings).to_string()).collect();
-        Failure::usage(format!(
-            "input '{}' would have the shape [{}]",
-            info.name,
-            shape.join(",")
-        ))
+        Failure::usage(format!("input '{}' would have the shape [{}]", info.name, shape.join(",")))
     })
 }
 
 fn bind_shape(bindings: &mut Bindings, dims: &[Dim], sizes: &[usize], what: &str) -> Result<(), Failure> {
     if dims.len() != sizes.len() {
-        return Err(Failure::usage(format!(
-            "{what} has {} axes; the model declares {}",
-            sizes.len(),
-            dims.len()
-        )));
+        return Err(Failure::usage(format!("{what} has {} axes; the model declares {}", sizes.len(), dims.len())));
     }
     for (dim, &size) in dims.iter().zip(sizes) {
         if let Some(symbol) = dim.as_symbol() {
             bind(bindings, symbol.as_str(), size, what)?;
         } else if dim.eval(bindings).is_some_and(|number| number != size as i64) {
-            return Err(Failure::usage(format!(
-                "{what} has {size} where the model declares {dim}"
-            )));
+            return Err(Failure::usage(format!("{what} has {size} where the model declares {dim}")));
         }
     }
     Ok(())
@@ -315,9 +265,9 @@ fn bind_shape(bindings: &mut Bindings, dims: &[Dim], sizes: &[usize], what: &str
 
 fn bind(bindings: &mut Bindings, symbol: &str, size: usize, what: &str) -> Result<(), Failure> {
     match bindings.insert(symbol, size as i64) {
-        Some(before) if before != size as i64 => Err(Failure::usage(format!(
-            "{what} makes the dim '{symbol}' {size}; it is {before} already"
-        ))),
+        Some(before) if before != size as i64 => {
+            Err(Failure::usage(format!("{what} makes the dim '{symbol}' {size}; it is {before} already")))
+        }
         Some(_) | None => Ok(()),
     }
 }
@@ -348,12 +298,8 @@ fn random(info: &InputInfo, shape: Vec<usize>, seed: u64, position: usize) -> Re
     let is_one = info.name.to_ascii_lowercase().contains("mask") || count == 1;
     let values: Vec<f64> = match info.dtype {
         dtype if dtype.is_float() => (0..count).map(|_| generator.unit()).collect(),
-        DType::Bool => (0..count)
-            .map(|_| if is_one || generator.unit() < 0.5 { 1.0 } else { 0.0 })
-            .collect(),
-        _ => (0..count)
-            .map(|_| if is_one { 1.0 } else { (generator.unit() * 2.0).floor() })
-            .collect(),
+        DType::Bool => (0..count).map(|_| if is_one || generator.unit() < 0.5 { 1.0 } else { 0.0 }).collect(),
+        _ => (0..count).map(|_| if is_one { 1.0 } else { (generator.unit() * 2.0).floor() }).collect(),
     };
     Tensor::from_f64(info.dtype, shape, &values, true)
 }
@@ -378,15 +324,8 @@ mod tests {
     use super::*;
 
     fn info(name: &str, dtype: DType, dims: &[&str]) -> InputInfo {
-        let dim = |text: &&str| {
-            text.parse::<i64>()
-                .map_or_else(|_| Dim::parse(text).unwrap(), Dim::from)
-        };
-        InputInfo {
-            name: name.to_string(),
-            dtype,
-            dims: Some(dims.iter().map(dim).collect()),
-        }
+        let dim = |text: &&str| text.parse::<i64>().map_or_else(|_| Dim::parse(text).unwrap(), Dim::from);
+        InputInfo { name: name.to_string(), dtype, dims: Some(dims.iter().map(dim).collect()) }
     }
 
     fn console() -> Console {
@@ -404,35 +343,19 @@ mod tests {
             seed: 0,
             shapes: ShapeArgs {
                 dims: dims.iter().map(|(name, size)| (name.to_string(), *size)).collect(),
-                shapes: shape
-                    .iter()
-                    .map(|(name, sizes)| (name.to_string(), sizes.to_vec()))
-                    .collect(),
+                shapes: shape.iter().map(|(name, sizes)| (name.to_string(), sizes.to_vec())).collect(),
             },
         };
         let inputs = make_inputs(declared, &args, &console()).map_err(|failure| failure.message)?;
-        Ok(inputs
-            .tensors
-            .iter()
-            .map(|(_, tensor)| tensor.shape().to_vec())
-            .collect())
+        Ok(inputs.tensors.iter().map(|(_, tensor)| tensor.shape().to_vec()).collect())
     }
 
     #[test]
     fn axis_0_is_guessed_as_one_and_the_rest_as_64() {
-        let declared = [
-            info("ids", DType::I64, &["n", "s"]),
-            info("mask", DType::I64, &["n", "s + p"]),
-        ];
+        let declared = [info("ids", DType::I64, &["n", "s"]), info("mask", DType::I64, &["n", "s + p"])];
         assert_eq!(shapes(&declared, &[], &[]), Ok(vec![vec![1, 64], vec![1, 128]]));
-        assert_eq!(
-            shapes(&declared, &[("s", 2), ("p", 3)], &[]),
-            Ok(vec![vec![1, 2], vec![1, 5]])
-        );
-        assert_eq!(
-            shapes(&declared, &[("p", 0)], &[("ids", &[4, 5])]),
-            Ok(vec![vec![4, 5], vec![4, 5]])
-        );
+        assert_eq!(shapes(&declared, &[("s", 2), ("p", 3)], &[]), Ok(vec![vec![1, 2], vec![1, 5]]));
+        assert_eq!(shapes(&declared, &[("p", 0)], &[("ids", &[4, 5])]), Ok(vec![vec![4, 5], vec![4, 5]]));
     }
 
     #[test]
@@ -443,22 +366,13 @@ mod tests {
             message(&[("bach", 2)], &[]),
             "--dim bach=2: there is no dim 'bach'; there are 'batch'. Did you mean 'batch'?"
         );
-        assert_eq!(
-            message(&[], &[("y", &[1])]),
-            "there is no input 'y'; there are 'x'. Did you mean 'x'?"
-        );
+        assert_eq!(message(&[], &[("y", &[1])]), "there is no input 'y'; there are 'x'. Did you mean 'x'?");
         assert_eq!(
             message(&[("batch", 2)], &[("x", &[4, 3])]),
             "--shape for 'x' makes the dim 'batch' 4; it is 2 already"
         );
-        assert_eq!(
-            message(&[], &[("x", &[4, 5])]),
-            "--shape for 'x' has 5 where the model declares 3"
-        );
-        assert_eq!(
-            message(&[], &[("x", &[4])]),
-            "--shape for 'x' has 1 axes; the model declares 2"
-        );
+        assert_eq!(message(&[], &[("x", &[4, 5])]), "--shape for 'x' has 5 where the model declares 3");
+        assert_eq!(message(&[], &[("x", &[4])]), "--shape for 'x' has 1 axes; the model declares 2");
     }
 
     #[test]
@@ -468,10 +382,7 @@ mod tests {
         assert_eq!(a, random(&x, vec![100], 1, 0).unwrap());
         assert_ne!(a, random(&x, vec![100], 2, 0).unwrap());
         assert!(a.to_f64_vec().iter().all(|value| (0.0..1.0).contains(value)));
-        let ids = random(&info("ids", DType::I64, &["100"]), vec![100], 1, 0)
-            .unwrap()
-            .to_i64_vec()
-            .unwrap();
+        let ids = random(&info("ids", DType::I64, &["100"]), vec![100], 1, 0).unwrap().to_i64_vec().unwrap();
         assert!(ids.contains(&0) && ids.contains(&1) && ids.iter().all(|id| (0..2).contains(id)));
         let mask = random(&info("attention_mask", DType::Bool, &["9"]), vec![9], 1, 0).unwrap();
         assert_eq!(mask, Tensor::full(DType::Bool, [9], 1.0).unwrap());

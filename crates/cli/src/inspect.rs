@@ -25,10 +25,7 @@ pub fn inspect(args: &InspectArgs, shared: &Shared, cx: &Cx) -> Result<Report, F
     }
     let model = open_model(&args.file, shared)?;
     if !args.text {
-        return Ok(Report::done(
-            model_text(&args.file, &model)?,
-            model_json(&args.file, &model)?,
-        ));
+        return Ok(Report::done(model_text(&args.file, &model)?, model_json(&args.file, &model)?));
     }
     let mut json = model_json(&args.file, &model)?;
     let graph = staged_graph(model, args, shared, cx)?;
@@ -49,19 +46,12 @@ fn staged_graph(model: Model, args: &InspectArgs, shared: &Shared, cx: &Cx) -> R
             Err(error) => return Err(error.into()),
         }
     }
-    let input_args = InputArgs {
-        inputs: Vec::new(),
-        seed: 0,
-        shapes: args.shapes.clone(),
-    };
+    let input_args = InputArgs { inputs: Vec::new(), seed: 0, shapes: args.shapes.clone() };
     let inputs = make_inputs(&model.inputs()?, &input_args, &cx.console)?;
     let runner = Runner::new(model, options(shared));
     let graph = match args.stage {
         Stage::Imported | Stage::Canonical => at_stage(runner.graph(&inputs.tensors)?.0, args.stage),
-        Stage::Fused => runner
-            .optimised(&inputs.tensors)
-            .map(|(graph, _)| graph)
-            .map_err(Failure::from),
+        Stage::Fused => runner.optimised(&inputs.tensors).map(|(graph, _)| graph).map_err(Failure::from),
     };
     graph.map_err(|failure| inputs.explain(failure))
 }
@@ -78,11 +68,7 @@ fn at_stage(graph: Graph, stage: Stage) -> Result<Graph, Failure> {
 /// One line about a model: file, format, size.
 pub fn model_line(path: &Path, model: &Model) -> String {
     let summary = model.summary();
-    let opsets: Vec<String> = summary
-        .opsets
-        .iter()
-        .map(|(domain, version)| format!("{domain} {version}"))
-        .collect();
+    let opsets: Vec<String> = summary.opsets.iter().map(|(domain, version)| format!("{domain} {version}")).collect();
     format!(
         "model    {} · opset {} · ir {} · {} nodes, {} operators · {} weights\n",
         path.display(),
@@ -101,27 +87,14 @@ fn model_text(path: &Path, model: &Model) -> Result<String, Failure> {
         let _ = writeln!(text, "producer {}", summary.producer);
     }
     for info in model.inputs()? {
-        let _ = writeln!(
-            text,
-            "input    {} {}",
-            info.name,
-            type_text(Some(info.dtype), info.dims.as_deref())
-        );
+        let _ = writeln!(text, "input    {} {}", info.name, type_text(Some(info.dtype), info.dims.as_deref()));
     }
     for output in model.declared_outputs() {
-        let _ = writeln!(
-            text,
-            "output   {} {}",
-            output.name,
-            type_text(output.dtype, output.dims.as_deref())
-        );
+        let _ = writeln!(text, "output   {} {}", output.name, type_text(output.dtype, output.dims.as_deref()));
     }
     let mut operators: Vec<(&String, &usize)> = summary.operators.iter().collect();
     operators.sort_by_key(|(name, count)| (std::cmp::Reverse(**count), name.as_str()));
-    let counted: Vec<String> = operators
-        .iter()
-        .map(|(name, count)| format!("{name} {count}"))
-        .collect();
+    let counted: Vec<String> = operators.iter().map(|(name, count)| format!("{name} {count}")).collect();
     let _ = writeln!(text, "operators {}", counted.join(", "));
     let _ = writeln!(text, "digest   {}", summary.digest);
     Ok(text)
@@ -138,13 +111,7 @@ fn model_json(path: &Path, model: &Model) -> Result<Value, Failure> {
     let outputs: Vec<Value> = model
         .declared_outputs()
         .iter()
-        .map(|output| {
-            port(
-                &output.name,
-                output.dtype.map(|dtype| dtype.name()),
-                dims_json(output.dims.as_deref()),
-            )
-        })
+        .map(|output| port(&output.name, output.dtype.map(|dtype| dtype.name()), dims_json(output.dims.as_deref())))
         .collect();
     Ok(json!({
         "kind": "model",
@@ -167,10 +134,7 @@ fn inspect_program(args: &InspectArgs) -> Result<Report, Failure> {
     json["kind"] = json!("program");
     json["file"] = json!(args.file.display().to_string());
     let ports = |ports: &[precast::Port]| -> Value {
-        ports
-            .iter()
-            .map(|port| json!({ "name": port.name, "dtype": port.dtype, "dims": port.shape }))
-            .collect()
+        ports.iter().map(|port| json!({ "name": port.name, "dtype": port.dtype, "dims": port.shape })).collect()
     };
     json["inputs"] = ports(&program.inputs);
     json["outputs"] = ports(&program.outputs);
@@ -185,11 +149,7 @@ fn inspect_program(args: &InspectArgs) -> Result<Report, Failure> {
 fn described(path: &Path, program: &Program) -> String {
     let mut text = format!("program  {} · {} · {}\n", path.display(), program.target, program.build);
     let bucket = program.bucket.to_string();
-    let _ = writeln!(
-        text,
-        "bucket   {}",
-        if bucket.is_empty() { "fixed sizes" } else { &bucket }
-    );
+    let _ = writeln!(text, "bucket   {}", if bucket.is_empty() { "fixed sizes" } else { &bucket });
     let _ = writeln!(text, "{}", program_text(program));
     for (word, ports) in [("input", &program.inputs), ("output", &program.outputs)] {
         for port in ports {

@@ -36,19 +36,13 @@ impl Interrupt {
                 std::process::exit(SIGNAL_BASE + signal);
             }
         };
-        std::thread::Builder::new()
-            .name("signals".to_string())
-            .spawn(wait)
-            .map_err(fail)?;
+        std::thread::Builder::new().name("signals".to_string()).spawn(wait).map_err(fail)?;
         Ok(interrupt)
     }
 
     /// A staging folder beside the file that is to be written.
     pub fn staging_beside(self: &Arc<Self>, path: &Path) -> Result<Staging, Failure> {
-        let parent = path
-            .parent()
-            .filter(|parent| !parent.as_os_str().is_empty())
-            .unwrap_or(Path::new("."));
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let fail = |error: std::io::Error| Failure::usage(format!("cannot write '{}': {error}", path.display()));
         self.stage(|builder| builder.tempdir_in(parent)).map_err(fail)
     }
@@ -66,10 +60,7 @@ impl Interrupt {
         let mut folders = self.lock();
         let folder = make(tempfile::Builder::new().prefix(".precast-"))?;
         folders.push(folder.path().to_path_buf());
-        Ok(Staging {
-            folder,
-            interrupt: self.clone(),
-        })
+        Ok(Staging { folder, interrupt: self.clone() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<PathBuf>> {

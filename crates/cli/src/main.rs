@@ -49,27 +49,14 @@ fn main() -> ExitCode {
     };
     let console = Console::new(&cli.shared);
     let schema = format!("precast.{}/1", cli.verb.name());
-    let result = Interrupt::listen().and_then(|interrupt| {
-        run_caught(
-            &cli,
-            Cx {
-                started,
-                console,
-                interrupt,
-            },
-        )
-    });
+    let result = Interrupt::listen().and_then(|interrupt| run_caught(&cli, Cx { started, console, interrupt }));
     let is_json = cli.shared.json;
     match result {
         Ok(report) => {
             if let Some(error) = &report.error {
                 console.error(error);
             }
-            let printed = if is_json {
-                json_line(report.json, &schema)
-            } else {
-                report.text
-            };
+            let printed = if is_json { json_line(report.json, &schema) } else { report.text };
             output::print_result(&printed);
             report.exit.into()
         }
@@ -131,8 +118,5 @@ fn json_line(mut json: Value, schema: &str) -> String {
 }
 
 fn error_line(exit: Exit, message: &str) -> String {
-    json_line(
-        json!({ "error": message, "kind": exit.name(), "exit": exit.code() }),
-        "precast.error/1",
-    )
+    json_line(json!({ "error": message, "kind": exit.name(), "exit": exit.code() }), "precast.error/1")
 }

@@ -46,12 +46,7 @@ pub fn run_onnxruntime(
     let (inputs_file, outputs_file) = (scratch.path("inputs.npz"), scratch.path("outputs.npz"));
     write_inputs(&inputs_file, inputs)?;
     let mut command = Command::new(python);
-    command
-        .args(["-c", SCRIPT])
-        .arg(model)
-        .arg(&inputs_file)
-        .arg(&outputs_file)
-        .arg(threads.to_string());
+    command.args(["-c", SCRIPT]).arg(model).arg(&inputs_file).arg(&outputs_file).arg(threads.to_string());
     command.args(inputs.iter().map(|(name, _)| name));
     let finished = cx.console.during("running onnxruntime", None, || command.output());
     let unreachable = |message: String| Failure::new(Exit::Unreachable, message);
@@ -66,38 +61,20 @@ pub fn run_onnxruntime(
         )));
     }
     if !finished.status.success() {
-        return Err(unreachable(format!(
-            "onnxruntime failed on '{}': {last}",
-            model.display()
-        )));
+        return Err(unreachable(format!("onnxruntime failed on '{}': {last}", model.display())));
     }
     let arrays = read_archive(&outputs_file, |_| None)?;
-    let name = |position: &str| {
-        position
-            .parse()
-            .ok()
-            .and_then(|position: usize| outputs.get(position))
-            .cloned()
-    };
-    let named = arrays
-        .into_iter()
-        .map(|(position, tensor)| Some((name(&position)?, tensor)));
+    let name = |position: &str| position.parse().ok().and_then(|position: usize| outputs.get(position)).cloned();
+    let named = arrays.into_iter().map(|(position, tensor)| Some((name(&position)?, tensor)));
     named
         .collect::<Option<_>>()
         .ok_or_else(|| unreachable("onnxruntime gave more outputs than the model has".to_string()))
 }
 
 fn write_inputs(path: &Path, inputs: &[(String, Tensor)]) -> Result<(), Error> {
-    let arrays: Named = inputs
-        .iter()
-        .enumerate()
-        .map(|(position, (_, tensor))| (position.to_string(), tensor.clone()))
-        .collect();
+    let arrays: Named =
+        inputs.iter().enumerate().map(|(position, (_, tensor))| (position.to_string(), tensor.clone())).collect();
     let name = || path.display().to_string();
-    let file = std::fs::File::create(path).map_err(|source| Error::Io {
-        action: "write",
-        path: name(),
-        source,
-    })?;
+    let file = std::fs::File::create(path).map_err(|source| Error::Io { action: "write", path: name(), source })?;
     write_npz(file, &arrays).map_err(|source| Error::Array { path: name(), source })
 }

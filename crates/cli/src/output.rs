@@ -24,12 +24,7 @@ pub struct Report {
 impl Report {
     /// A success.
     pub fn done(text: String, json: Value) -> Report {
-        Report {
-            text,
-            json,
-            exit: Exit::Done,
-            error: None,
-        }
+        Report { text, json, exit: Exit::Done, error: None }
     }
 }
 
@@ -55,23 +50,12 @@ impl Console {
             Color::Always => true,
         };
         let has_progress = !shared.no_progress && !shared.quiet;
-        Console {
-            is_quiet: shared.quiet,
-            is_verbose: shared.verbose,
-            has_color,
-            is_terminal,
-            has_progress,
-        }
+        Console { is_quiet: shared.quiet, is_verbose: shared.verbose, has_color, is_terminal, has_progress }
     }
 
     /// The same without notices and progress.
     pub fn silent(&self) -> Console {
-        Console {
-            is_quiet: true,
-            is_verbose: false,
-            has_progress: false,
-            ..*self
-        }
+        Console { is_quiet: true, is_verbose: false, has_progress: false, ..*self }
     }
 
     /// Something the user should know.
@@ -103,11 +87,7 @@ impl Console {
     }
 
     fn colored(&self, word: &str, code: &str) -> String {
-        if self.has_color {
-            format!("\x1b[{code}m{word}\x1b[0m")
-        } else {
-            word.to_string()
-        }
+        if self.has_color { format!("\x1b[{code}m{word}\x1b[0m") } else { word.to_string() }
     }
 }
 
@@ -145,18 +125,13 @@ pub fn bytes_text(bytes: u64) -> String {
 
 /// A declared type: `f32[n,3,224,224]`; parts that are not declared are shown as dots.
 pub fn type_text(dtype: Option<DType>, dims: Option<&[Dim]>) -> String {
-    let dims = dims.map_or("..".to_string(), |dims| {
-        dims.iter().map(Dim::to_string).collect::<Vec<_>>().join(",")
-    });
+    let dims = dims.map_or("..".to_string(), |dims| dims.iter().map(Dim::to_string).collect::<Vec<_>>().join(","));
     format!("{}[{dims}]", dtype.map_or("?", DType::name))
 }
 
 /// Dims for machines: numbers, symbols as text, null where no rank is declared.
 pub fn dims_json(dims: Option<&[Dim]>) -> Value {
-    let dim_json = |dim: &Dim| {
-        dim.as_const()
-            .map_or_else(|| json!(dim.to_string()), |number| json!(number))
-    };
+    let dim_json = |dim: &Dim| dim.as_const().map_or_else(|| json!(dim.to_string()), |number| json!(number));
     dims.map_or(Value::Null, |dims| dims.iter().map(dim_json).collect())
 }
 
@@ -190,17 +165,8 @@ pub fn program_json(program: &Program) -> Value {
 /// Names in a line, shortened.
 pub fn names_text(names: &[String]) -> String {
     const SHOWN: usize = 4;
-    let shown = names
-        .iter()
-        .take(SHOWN)
-        .map(String::as_str)
-        .collect::<Vec<_>>()
-        .join(", ");
-    if names.len() > SHOWN {
-        format!("{shown}, … ({} in all)", names.len())
-    } else {
-        shown
-    }
+    let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN { format!("{shown}, … ({} in all)", names.len()) } else { shown }
 }
 
 fn constant_bytes(program: &Program) -> u64 {
@@ -208,11 +174,7 @@ fn constant_bytes(program: &Program) -> u64 {
 }
 
 fn reference_steps(program: &Program) -> usize {
-    program
-        .steps
-        .iter()
-        .filter(|step| is_by_reference(&step.kernel))
-        .count()
+    program.steps.iter().filter(|step| is_by_reference(&step.kernel)).count()
 }
 
 #[cfg(test)]

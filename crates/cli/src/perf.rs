@@ -58,11 +58,7 @@ pub fn perf(args: &PerfArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure
 
 /// The inputs to measure: as they are given, or once for each batch.
 fn requests(args: &PerfArgs, subject: &Subject) -> Result<Vec<InputArgs>, Failure> {
-    let given = |shapes| InputArgs {
-        inputs: args.inputs.inputs.clone(),
-        seed: args.inputs.seed,
-        shapes,
-    };
+    let given = |shapes| InputArgs { inputs: args.inputs.inputs.clone(), seed: args.inputs.seed, shapes };
     if args.batches.is_empty() {
         return Ok(vec![given(args.inputs.shapes.clone())]);
     }
@@ -72,9 +68,7 @@ fn requests(args: &PerfArgs, subject: &Subject) -> Result<Vec<InputArgs>, Failur
     }
     let with_batch = |&batch: &usize| {
         let mut shapes = args.inputs.shapes.clone();
-        shapes
-            .dims
-            .extend(symbols.iter().map(|symbol| (symbol.as_str().to_string(), batch)));
+        shapes.dims.extend(symbols.iter().map(|symbol| (symbol.as_str().to_string(), batch)));
         given(shapes)
     };
     Ok(args.batches.iter().map(with_batch).collect())
@@ -132,8 +126,7 @@ fn measure(
     let declared = subject.inputs()?;
     let (inputs, (mut work, compile_ms)) =
         with_inputs(&declared, subject.runner(), input_args, &cx.console, |inputs| {
-            cx.console
-                .during("compiling", None, || Work::begin(subject, &inputs.tensors))
+            cx.console.during("compiling", None, || Work::begin(subject, &inputs.tensors))
         })?;
     let first_ms = begun.elapsed().as_secs_f64() * 1e3;
     let limits = Limits::new(args);
@@ -161,16 +154,7 @@ fn measure(
         Work::Parts(_) => None,
     };
     let bucket = inputs.bucket.to_string();
-    Ok(Row {
-        inputs: inputs.tensors,
-        bucket,
-        first_ms,
-        compile_ms,
-        runs_ms,
-        total_s,
-        program,
-        steps,
-    })
+    Ok(Row { inputs: inputs.tensors, bucket, first_ms, compile_ms, runs_ms, total_s, program, steps })
 }
 
 /// When measuring ends: after so many runs and so much time.
@@ -182,9 +166,7 @@ struct Limits {
 
 impl Limits {
     fn new(args: &PerfArgs) -> Limits {
-        let seconds = args
-            .duration
-            .unwrap_or(if args.iterations.is_some() { 0.0 } else { DURATION_S });
+        let seconds = args.duration.unwrap_or(if args.iterations.is_some() { 0.0 } else { DURATION_S });
         Limits {
             warm_up: Duration::from_millis(args.warm_up),
             duration: Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX),
@@ -253,30 +235,21 @@ fn rows_text(rows: &[Row], batches: &[usize]) -> String {
     {
         let _ = writeln!(text, "sizes    {}", row.bucket);
     }
-    let names = [
-        "batch", "min ms", "p50", "mean", "p90", "p95", "p99", "max", "first ms", "compile", "runs", "runs/s",
-    ];
+    let names = ["batch", "min ms", "p50", "mean", "p90", "p95", "p99", "max", "first ms", "compile", "runs", "runs/s"];
     let header: Vec<String> = names.iter().map(|name| format!("{name:>9}")).collect();
     let _ = writeln!(text, "{}", header.join(" "));
     for (position, row) in rows.iter().enumerate() {
         let mut times = vec![row.runs_ms.first().copied().unwrap_or(f64::NAN)];
         times.extend([percentile(&row.runs_ms, 0.50), row.mean()]);
         times.extend(PERCENTILES[1..].iter().map(|&(_, part)| percentile(&row.runs_ms, part)));
-        times.extend([
-            row.runs_ms.last().copied().unwrap_or(f64::NAN),
-            row.first_ms,
-            row.compile_ms,
-        ]);
+        times.extend([row.runs_ms.last().copied().unwrap_or(f64::NAN), row.first_ms, row.compile_ms]);
         let times: Vec<String> = times.into_iter().map(|ms| format!("{ms:>9.3}")).collect();
         let batch = batches.get(position).map_or("-".to_string(), usize::to_string);
         let runs = row.runs_ms.len();
         let _ = writeln!(text, "{batch:>9} {} {runs:>9} {:>9.1}", times.join(" "), row.rate());
     }
     for row in rows {
-        let program = row
-            .program
-            .as_ref()
-            .map_or("none: the model runs part by part", |(program, _)| program);
+        let program = row.program.as_ref().map_or("none: the model runs part by part", |(program, _)| program);
         let _ = writeln!(text, "program  {program}");
         if let Some(steps) = &row.steps {
             text.push_str(&steps.text());
@@ -292,10 +265,7 @@ mod tests {
     #[test]
     fn percentiles_are_values_that_were_measured() {
         let sorted: Vec<f64> = (1..=100).map(f64::from).collect();
-        assert_eq!(
-            [0.5, 0.9, 0.99, 1.0].map(|part| percentile(&sorted, part)),
-            [50.0, 90.0, 99.0, 100.0]
-        );
+        assert_eq!([0.5, 0.9, 0.99, 1.0].map(|part| percentile(&sorted, part)), [50.0, 90.0, 99.0, 100.0]);
         assert_eq!(percentile(&[7.0], 0.5), 7.0);
         assert!(percentile(&[], 0.5).is_nan());
     }

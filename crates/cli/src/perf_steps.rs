@@ -65,19 +65,12 @@ impl StepTable {
         for (position, (step, ms)) in self.rows().enumerate() {
             let percent = share(ms, total) * 100.0;
             let nodes = names_text(&step.nodes);
-            let _ = writeln!(
-                text,
-                "{position:>5} {ms:>9.4} ms {percent:>5.1} %  {:<width$}  {nodes}",
-                step.kernel
-            );
+            let _ = writeln!(text, "{position:>5} {ms:>9.4} ms {percent:>5.1} %  {:<width$}  {nodes}", step.kernel);
         }
         let _ = writeln!(text, "kernels, {total:.4} ms together");
         for (kernel, steps, ms) in self.kernels() {
             let percent = share(ms, total) * 100.0;
-            let _ = writeln!(
-                text,
-                "      {ms:>9.4} ms {percent:>5.1} %  {kernel:<width$}  {steps} steps"
-            );
+            let _ = writeln!(text, "      {ms:>9.4} ms {percent:>5.1} %  {kernel:<width$}  {steps} steps");
         }
         text
     }
@@ -98,10 +91,7 @@ impl StepTable {
             kernel.0 += 1;
             kernel.1 += ms;
         }
-        let mut kernels: Vec<_> = kernels
-            .into_iter()
-            .map(|(kernel, (steps, ms))| (kernel, steps, ms))
-            .collect();
+        let mut kernels: Vec<_> = kernels.into_iter().map(|(kernel, (steps, ms))| (kernel, steps, ms)).collect();
         kernels.sort_by(|a, b| b.2.total_cmp(&a.2));
         kernels
     }
@@ -117,15 +107,8 @@ mod tests {
 
     #[test]
     fn kernels_are_grouped_and_the_slowest_comes_first() {
-        let step = |kernel: &str| StepTime {
-            kernel: kernel.to_string(),
-            nodes: Vec::new(),
-            time: Duration::ZERO,
-        };
-        let table = StepTable {
-            steps: vec![step("a"), step("b"), step("a")],
-            times_ms: vec![1.0, 5.0, 2.0],
-        };
+        let step = |kernel: &str| StepTime { kernel: kernel.to_string(), nodes: Vec::new(), time: Duration::ZERO };
+        let table = StepTable { steps: vec![step("a"), step("b"), step("a")], times_ms: vec![1.0, 5.0, 2.0] };
         assert_eq!(table.kernels(), [("b", 1, 5.0), ("a", 2, 3.0)]);
         assert_eq!(table.kernels_json()[0]["share"], json!(0.625));
     }

@@ -23,16 +23,9 @@ const SHOWN: usize = 8;
 pub fn run(args: &RunArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
     let subject = Subject::open(&args.file, shared)?;
     let begun = Instant::now();
-    let (inputs, outputs) = with_inputs(
-        &subject.inputs()?,
-        subject.runner(),
-        &args.inputs,
-        &cx.console,
-        |inputs| {
-            cx.console
-                .during("compiling and running", None, || subject.run(&inputs.tensors))
-        },
-    )?;
+    let (inputs, outputs) = with_inputs(&subject.inputs()?, subject.runner(), &args.inputs, &cx.console, |inputs| {
+        cx.console.during("compiling and running", None, || subject.run(&inputs.tensors))
+    })?;
     let run_ms = begun.elapsed().as_secs_f64() * 1e3;
     if let Some(path) = &args.output {
         save(path, &outputs, cx)?;
@@ -120,13 +113,7 @@ impl std::fmt::Display for Summary {
         if self.first.is_empty() {
             return f.write_str("empty");
         }
-        write!(
-            f,
-            "min {} max {} mean {}",
-            number(self.min),
-            number(self.max),
-            number(self.mean)
-        )?;
+        write!(f, "min {} max {} mean {}", number(self.min), number(self.max), number(self.mean))?;
         if self.nan > 0 {
             write!(f, " NaN {}", self.nan)?;
         }
@@ -137,15 +124,8 @@ impl std::fmt::Display for Summary {
 
 /// Writes the outputs to an archive, or to a folder with one file each.
 fn save(path: &Path, outputs: &[(String, Tensor)], cx: &Cx) -> Result<(), Failure> {
-    let array = |source: NpyError| Error::Array {
-        path: path.display().to_string(),
-        source,
-    };
-    let io = |source: std::io::Error| Error::Io {
-        action: "write",
-        path: path.display().to_string(),
-        source,
-    };
+    let array = |source: NpyError| Error::Array { path: path.display().to_string(), source };
+    let io = |source: std::io::Error| Error::Io { action: "write", path: path.display().to_string(), source };
     let staging = cx.interrupt.staging_beside(path)?;
     if path.extension().is_some_and(|extension| extension == "npz") {
         let file = staging.path("outputs");
@@ -153,10 +133,7 @@ fn save(path: &Path, outputs: &[(String, Tensor)], cx: &Cx) -> Result<(), Failur
         return Ok(staging.publish(|| std::fs::rename(file, path)).map_err(io)?);
     }
     if path.extension().is_some() && !path.is_dir() {
-        return Err(Failure::usage(format!(
-            "--output {}: FILE.npz or a folder is expected",
-            path.display()
-        )));
+        return Err(Failure::usage(format!("--output {}: FILE.npz or a folder is expected", path.display())));
     }
     let names = file_names(outputs);
     for ((_, tensor), name) in outputs.iter().zip(&names) {
@@ -165,9 +142,7 @@ fn save(path: &Path, outputs: &[(String, Tensor)], cx: &Cx) -> Result<(), Failur
     }
     let publish = || {
         std::fs::create_dir_all(path)?;
-        names
-            .iter()
-            .try_for_each(|name| std::fs::rename(staging.path(name), path.join(name)))
+        names.iter().try_for_each(|name| std::fs::rename(staging.path(name), path.join(name)))
     };
     Ok(staging.publish(publish).map_err(io)?)
 }
@@ -176,11 +151,7 @@ fn save(path: &Path, outputs: &[(String, Tensor)], cx: &Cx) -> Result<(), Failur
 fn file_names(outputs: &[(String, Tensor)]) -> Vec<String> {
     let mut taken = BTreeSet::new();
     let safe = |c: char| {
-        if c.is_alphanumeric() || "_-".contains(c) {
-            c
-        } else {
-            '_'
-        }
+        if c.is_alphanumeric() || "_-".contains(c) { c } else { '_' }
     };
     let mut names = Vec::new();
     for (position, (name, _)) in outputs.iter().enumerate() {
@@ -200,10 +171,8 @@ mod tests {
 
     #[test]
     fn output_names_become_distinct_file_names_inside_the_folder() {
-        let outputs: Vec<(String, Tensor)> = ["../a", "a.b", "a/b", ""]
-            .iter()
-            .map(|name| (name.to_string(), Tensor::scalar(0_u8)))
-            .collect();
+        let outputs: Vec<(String, Tensor)> =
+            ["../a", "a.b", "a/b", ""].iter().map(|name| (name.to_string(), Tensor::scalar(0_u8))).collect();
         assert_eq!(file_names(&outputs), ["___a.npy", "a_b.npy", "a_b_2.npy", "_3.npy"]);
     }
 }

@@ -70,10 +70,7 @@ pub fn options(shared: &Shared) -> RunnerOptions {
 /// Opens a model, and nothing else.
 pub fn open_model(path: &Path, shared: &Shared) -> Result<Model, Failure> {
     if is_program_file(path)? {
-        return Err(Failure::usage(format!(
-            "'{}' is a Program file; a model is expected",
-            path.display()
-        )));
+        return Err(Failure::usage(format!("'{}' is a Program file; a model is expected", path.display())));
     }
     Ok(match &shared.model_root {
         Some(root) => Model::open_within(path, root)?,

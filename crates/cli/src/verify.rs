@@ -27,9 +27,7 @@ pub fn verify(args: &VerifyArgs, shared: &Shared, cx: &Cx) -> Result<Report, Fai
     let rule = rule(args, &runner, cx);
     let declared = runner.model().inputs()?;
     let (inputs, found) = with_inputs(&declared, Some(&runner), &args.inputs, &cx.console, |inputs| {
-        Ok(cx
-            .console
-            .during("compiling and running", None, || runner.run(&inputs.tensors))?)
+        Ok(cx.console.during("compiling and running", None, || runner.run(&inputs.tensors))?)
     })?;
     let expected = expected(args, shared, &runner, &inputs, cx)?;
     let verdicts = verdicts(&found, &expected, &rule);
@@ -42,9 +40,7 @@ pub fn verify(args: &VerifyArgs, shared: &Shared, cx: &Cx) -> Result<Report, Fai
     });
     verdicts.iter().for_each(|verdict| text.push_str(&verdict.text()));
     if args.per_step || args.bisect {
-        let steps = cx
-            .console
-            .during("verifying steps", None, || verify_steps(&runner, &inputs.tensors))?;
+        let steps = cx.console.during("verifying steps", None, || verify_steps(&runner, &inputs.tensors))?;
         let is_bad = |step: &&StepReport| !rule.admits_difference(&step.difference);
         let first = steps.iter().find(is_bad);
         is_equal &= first.is_none();
@@ -54,26 +50,13 @@ pub fn verify(args: &VerifyArgs, shared: &Shared, cx: &Cx) -> Result<Report, Fai
             json["steps"] = steps.iter().map(step_json).collect();
         }
     }
-    let _ = writeln!(
-        text,
-        "verdict  {}",
-        if is_equal {
-            "equal within tolerance"
-        } else {
-            "outputs differ"
-        }
-    );
+    let _ = writeln!(text, "verdict  {}", if is_equal { "equal within tolerance" } else { "outputs differ" });
     json["equal"] = json!(is_equal);
     let (exit, error) = match is_equal {
         true => (Exit::Done, None),
         false => (Exit::Differ, Some("outputs differ".to_string())),
     };
-    Ok(Report {
-        text,
-        json,
-        exit,
-        error,
-    })
+    Ok(Report { text, json, exit, error })
 }
 
 /// How near outputs must be.
@@ -101,12 +84,7 @@ impl Rule {
             }
             None => {
                 let is_narrow = difference.description.starts_with("f16") || difference.description.starts_with("bf16");
-                difference.relative_error
-                    <= if is_narrow || self.is_quantised {
-                        QUANTISED
-                    } else {
-                        1e-4
-                    }
+                difference.relative_error <= if is_narrow || self.is_quantised { QUANTISED } else { 1e-4 }
             }
         }
     }
@@ -116,19 +94,14 @@ fn rule(args: &VerifyArgs, runner: &Runner, cx: &Cx) -> Rule {
     let given = match (args.rel, args.rtol, args.atol) {
         (Some(rel), _, _) => Some(Tolerance::Relative(rel)),
         (None, None, None) => None,
-        (None, rtol, atol) => Some(Tolerance::Elements {
-            relative: rtol.unwrap_or(0.0),
-            absolute: atol.unwrap_or(0.0),
-        }),
+        (None, rtol, atol) => {
+            Some(Tolerance::Elements { relative: rtol.unwrap_or(0.0), absolute: atol.unwrap_or(0.0) })
+        }
     };
     let operators = runner.model().summary().operators;
-    let is_quantised = operators
-        .keys()
-        .any(|name| QUANTISED_OPERATORS.iter().any(|part| name.contains(part)));
+    let is_quantised = operators.keys().any(|name| QUANTISED_OPERATORS.iter().any(|part| name.contains(part)));
     if is_quantised && given.is_none() {
-        cx.console.notice(&format!(
-            "the model is quantised: outputs may differ by {QUANTISED:e}; --rel sets it"
-        ));
+        cx.console.notice(&format!("the model is quantised: outputs may differ by {QUANTISED:e}; --rel sets it"));
     }
     Rule { given, is_quantised }
 }
@@ -136,26 +109,15 @@ fn rule(args: &VerifyArgs, runner: &Runner, cx: &Cx) -> Rule {
 fn expected(args: &VerifyArgs, shared: &Shared, runner: &Runner, inputs: &Inputs, cx: &Cx) -> Result<Named, Failure> {
     match args.against.as_str() {
         "reference" | "ref" => {
-            let outputs = cx.console.during("evaluating the reference", None, || {
-                runner.run_reference(&inputs.tensors)
-            });
+            let outputs = cx.console.during("evaluating the reference", None, || runner.run_reference(&inputs.tensors));
             Ok(outputs?)
         }
         "onnxruntime" | "ort" => {
             let names = runner.model().outputs();
-            run_onnxruntime(
-                &args.python,
-                &args.model,
-                &inputs.tensors,
-                &names,
-                options(shared).threads,
-                cx,
-            )
+            run_onnxruntime(&args.python, &args.model, &inputs.tensors, &names, options(shared).threads, cx)
         }
         file if file.ends_with(".npz") => Ok(read_archive(Path::new(file), |_| None)?),
-        other => Err(Failure::usage(format!(
-            "--against {other}: reference, onnxruntime or FILE.npz is expected"
-        ))),
+        other => Err(Failure::usage(format!("--against {other}: reference, onnxruntime or FILE.npz is expected"))),
     }
 }
 
@@ -196,9 +158,7 @@ fn verdicts(found: &[(String, Tensor)], expected: &[(String, Tensor)], rule: &Ru
             }
         })
         .collect();
-    let extra = expected
-        .iter()
-        .filter(|(name, _)| !found.iter().any(|(other, _)| other == name));
+    let extra = expected.iter().filter(|(name, _)| !found.iter().any(|(other, _)| other == name));
     verdicts.extend(extra.map(|(name, _)| absent(name, "is expected but the model does not give it")));
     verdicts
 }
@@ -209,9 +169,7 @@ impl Verdict {
         let Some(difference) = &self.difference else {
             return format!("{mark}   {} {}\n", self.name, self.missing.unwrap_or_default());
         };
-        let tolerance = self
-            .tolerance
-            .map_or(String::new(), |tolerance| format!(" (allowed: {tolerance})"));
+        let tolerance = self.tolerance.map_or(String::new(), |tolerance| format!(" (allowed: {tolerance})"));
         let mut text = format!("{mark}   {} {}", self.name, difference.description);
         if difference.absolute_error_max.is_finite() || difference.relative_error.is_finite() {
             let _ = write!(text, "  relative {:.3e}{tolerance}", difference.relative_error);
@@ -236,10 +194,7 @@ impl Verdict {
 fn worst_text(difference: &Difference, shape: &[usize]) -> String {
     let (a, b) = difference.worst_values;
     let index = index_of(difference.worst_index, shape);
-    format!(
-        "worst {:.3e} at {index:?}: {a} where {b} is expected",
-        difference.absolute_error_max
-    )
+    format!("worst {:.3e} at {index:?}: {a} where {b} is expected", difference.absolute_error_max)
 }
 
 /// A flat position as an index of each axis.
@@ -318,21 +273,11 @@ mod tests {
 
     #[test]
     fn missing_extra_and_differently_shaped_outputs_are_failures() {
-        let rule = Rule {
-            given: Some(Tolerance::Relative(1e9)),
-            is_quantised: false,
-        };
+        let rule = Rule { given: Some(Tolerance::Relative(1e9)), is_quantised: false };
         let named = |name: &str, sizes: &[usize]| {
-            (
-                name.to_string(),
-                Tensor::zeros(precast::DType::F32, sizes.to_vec()).unwrap(),
-            )
+            (name.to_string(), Tensor::zeros(precast::DType::F32, sizes.to_vec()).unwrap())
         };
-        let verdicts = verdicts(
-            &[named("a", &[2]), named("b", &[2])],
-            &[named("a", &[1, 2]), named("c", &[2])],
-            &rule,
-        );
+        let verdicts = verdicts(&[named("a", &[2]), named("b", &[2])], &[named("a", &[1, 2]), named("c", &[2])], &rule);
         let good: Vec<(&str, bool)> = verdicts.iter().map(|v| (v.name.as_str(), v.is_good)).collect();
         assert_eq!(good, [("a", false), ("b", false), ("c", false)]);
     }

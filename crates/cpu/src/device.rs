@@ -49,7 +49,8 @@ impl Device for CpuDevice {
         let requirements = requirements(program)?;
         let mut steps = Vec::new();
         for (position, step) in program.steps.iter().enumerate() {
-            let malformed = |reason: String| LoadError::Malformed(format!("step {position} ({}): {reason}", step.kernel));
+            let malformed =
+                |reason: String| LoadError::Malformed(format!("step {position} ({}): {reason}", step.kernel));
             let text = std::str::from_utf8(&step.parameters).map_err(|error| malformed(error.to_string()))?;
             let node = StepNode::parse(text).map_err(malformed)?;
             let lowered = lower(&node, machine).map_err(malformed)?;
@@ -63,7 +64,14 @@ impl Device for CpuDevice {
             requirements.admit(&slots).map_err(|error| malformed(error.to_string()))?;
             steps.push(LoadedStep { slots, run: lowered.run });
         }
-        let shared = Shared { program: program.clone(), isa: machine.isa, pool: self.pool.clone(), constants, requirements, steps };
+        let shared = Shared {
+            program: program.clone(),
+            isa: machine.isa,
+            pool: self.pool.clone(),
+            constants,
+            requirements,
+            steps,
+        };
         Ok(Arc::new(Loaded(Arc::new(shared))))
     }
 }
@@ -73,9 +81,8 @@ impl CpuDevice {
     fn machine_of(&self, program: &Program) -> Result<Machine, LoadError> {
         let refuse = |reason: &str| LoadError::Target { found: program.target.clone(), reason: reason.to_string() };
         let rest = program.target.strip_prefix(KIND).and_then(|rest| rest.strip_prefix(':'));
-        let (features, threads) = rest
-            .and_then(|rest| rest.split_once(" threads="))
-            .ok_or_else(|| refuse("it is not a CPU target"))?;
+        let (features, threads) =
+            rest.and_then(|rest| rest.split_once(" threads=")).ok_or_else(|| refuse("it is not a CPU target"))?;
         let isa = Isa::from_name(features).ok_or_else(|| refuse("its instruction set is unknown here"))?;
         if !isa.is_supported() {
             return Err(refuse("this CPU does not have its instructions"));

@@ -75,7 +75,11 @@ fn lower_reference(step: &StepNode) -> Lowered {
         for (output, tensor) in outputs.iter().enumerate().take(output_count) {
             let target = args.write::<u8>(output);
             if target.len() != tensor.as_bytes().len() {
-                return Err(format!("result {output} has {} bytes; {} were planned", tensor.as_bytes().len(), target.len()));
+                return Err(format!(
+                    "result {output} has {} bytes; {} were planned",
+                    tensor.as_bytes().len(),
+                    target.len()
+                ));
             }
             target.copy_from_slice(tensor.as_bytes());
         }

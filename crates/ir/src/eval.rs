@@ -34,15 +34,8 @@ pub fn eval_graph_with(
 /// Types: count, element type, rank, and every dim that has a number.
 pub fn bind_inputs(graph: &Graph, inputs: &[Tensor]) -> Result<Bindings, EvalError> {
     if inputs.len() != graph.inputs().len() {
-        let reason = format!(
-            "{} inputs given where {} are expected",
-            inputs.len(),
-            graph.inputs().len()
-        );
-        return Err(EvalError::Input {
-            name: String::new(),
-            reason,
-        });
+        let reason = format!("{} inputs given where {} are expected", inputs.len(), graph.inputs().len());
+        return Err(EvalError::Input { name: String::new(), reason });
     }
     let mut bindings = Bindings::new();
     let declared = || graph.inputs().iter().map(|&input| graph.ty(input)).zip(inputs);
@@ -59,23 +52,15 @@ pub fn bind_inputs(graph: &Graph, inputs: &[Tensor]) -> Result<Bindings, EvalErr
                 .all(|(dim, size)| dim.eval(&bindings).is_none_or(|n| size.as_const() == Some(n)));
         if found.dtype != ty.dtype || !fits_dims {
             let reason = format!("{found} found where {ty} is expected{}", describe(&bindings));
-            return Err(EvalError::Input {
-                name: graph.input_name(input).to_string(),
-                reason,
-            });
+            return Err(EvalError::Input { name: graph.input_name(input).to_string(), reason });
         }
     }
     for (symbol, value) in bindings.iter() {
         let range = graph.ranges.get(symbol);
         if value < range.lo || value > range.hi || (range.multiple > 1 && value % range.multiple != 0) {
-            let reason = format!(
-                "{symbol} = {value} lies outside {}..={} (multiple {})",
-                range.lo, range.hi, range.multiple
-            );
-            return Err(EvalError::Input {
-                name: symbol.to_string(),
-                reason,
-            });
+            let reason =
+                format!("{symbol} = {value} lies outside {}..={} (multiple {})", range.lo, range.hi, range.multiple);
+            return Err(EvalError::Input { name: symbol.to_string(), reason });
         }
     }
     Ok(bindings)
@@ -93,11 +78,7 @@ pub fn bind_shape(ty: &Type, shape: &[usize], bindings: &mut Bindings) {
 }
 
 fn describe(bindings: &Bindings) -> String {
-    if bindings.is_empty() {
-        String::new()
-    } else {
-        format!(" with {bindings}")
-    }
+    if bindings.is_empty() { String::new() } else { format!(" with {bindings}") }
 }
 
 /// What is known in the middle of a run.
@@ -112,21 +93,12 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn start(graph: &'a Graph, inputs: &[Tensor]) -> Result<Run<'a>, EvalError> {
-        let ends = graph
-            .outputs()
-            .iter()
-            .map(|output| output.value)
-            .chain(graph.sizes.iter().map(|size| size.value));
+        let ends = graph.outputs().iter().map(|output| output.value).chain(graph.sizes.iter().map(|size| size.value));
         if let Some(value) = ends.into_iter().find(|value| value.0 as usize >= graph.values().len()) {
             return Err(EvalError::value("graph", format!("there is no value {value}")));
         }
         let bindings = bind_inputs(graph, inputs)?;
-        let mut run = Run {
-            graph,
-            bindings,
-            values: vec![None; graph.values().len()],
-            uses: graph.use_counts(),
-        };
+        let mut run = Run { graph, bindings, values: vec![None; graph.values().len()], uses: graph.use_counts() };
         for (&input, tensor) in graph.inputs().iter().zip(inputs) {
             run.set(input, tensor.clone())?;
         }
@@ -141,18 +113,10 @@ impl<'a> Run<'a> {
     fn node_outputs(&self, position: usize) -> Result<Vec<Tensor>, EvalError> {
         let node = &self.graph.nodes()[position];
         let op = node.op.bind(&self.bindings);
-        let inputs: Vec<Tensor> = node
-            .inputs
-            .iter()
-            .map(|&input| self.value(input))
-            .collect::<Result<_, _>>()?;
+        let inputs: Vec<Tensor> = node.inputs.iter().map(|&input| self.value(input)).collect::<Result<_, _>>()?;
         let outputs = op.eval(&inputs)?;
         if outputs.len() != node.outputs.len() {
-            let reason = format!(
-                "{} outputs found where {} are expected",
-                outputs.len(),
-                node.outputs.len()
-            );
+            let reason = format!("{} outputs found where {} are expected", outputs.len(), node.outputs.len());
             return Err(EvalError::value(op.name(), reason));
         }
         Ok(outputs)
@@ -178,10 +142,7 @@ impl<'a> Run<'a> {
         }
         for size in self.graph.sizes.iter().filter(|size| size.value == value) {
             let number = read_size(&tensor, size.element).ok_or_else(|| {
-                EvalError::value(
-                    "size",
-                    format!("{} has no element {value}[{}]", size.symbol, size.element),
-                )
+                EvalError::value("size", format!("{} has no element {value}[{}]", size.symbol, size.element))
             })?;
             match self.bindings.insert(&size.symbol, number) {
                 Some(before) if before != number => {

@@ -16,29 +16,13 @@ pub(crate) fn node_error(constants: &[&str], node: &str, types: &[&str]) -> Stri
 }
 
 fn eval_node(constants: &[&str], node: &str, expected: &[&str]) -> Result<Vec<String>, String> {
-    let types: Vec<&str> = expected
-        .iter()
-        .map(|tensor| tensor.split(' ').next().unwrap())
-        .collect();
-    let ids: Vec<String> = (0..types.len())
-        .map(|at| format!("%{}", constants.len() + at))
-        .collect();
-    let mut lines: Vec<String> = constants
-        .iter()
-        .enumerate()
-        .map(|(at, tensor)| format!("  %{at} = constant {tensor}\n"))
-        .collect();
+    let types: Vec<&str> = expected.iter().map(|tensor| tensor.split(' ').next().unwrap()).collect();
+    let ids: Vec<String> = (0..types.len()).map(|at| format!("%{}", constants.len() + at)).collect();
+    let mut lines: Vec<String> =
+        constants.iter().enumerate().map(|(at, tensor)| format!("  %{at} = constant {tensor}\n")).collect();
     lines.push(format!("  {} = {node} : {}\n", ids.join(", "), types.join(", ")));
-    let outputs: Vec<String> = ids
-        .iter()
-        .enumerate()
-        .map(|(at, id)| format!("\"{at}\" {id}"))
-        .collect();
-    let text = format!(
-        "graph \"test\"() {{\n{}  return {}\n}}\n",
-        lines.concat(),
-        outputs.join(", ")
-    );
+    let outputs: Vec<String> = ids.iter().enumerate().map(|(at, id)| format!("\"{at}\" {id}")).collect();
+    let text = format!("graph \"test\"() {{\n{}  return {}\n}}\n", lines.concat(), outputs.join(", "));
     let graph = parse(&text, &NoConstants).map_err(|error| error.to_string())?;
     verify(&graph).map_err(|error| error.to_string())?;
     let tensors = eval_graph(&graph, &[]).map_err(|error| error.to_string())?;
@@ -80,10 +64,7 @@ fn symbols_are_bound_from_values_that_size_reads_name() {
 "#,
     );
     let sizes = Tensor::from_vec([2], vec![9i64, 3]).unwrap();
-    assert_eq!(
-        print_tensor(&eval_graph(&graph, &[sizes]).unwrap()[0]),
-        "i32[3] [0, 1, 2]"
-    );
+    assert_eq!(print_tensor(&eval_graph(&graph, &[sizes]).unwrap()[0]), "i32[3] [0, 1, 2]");
 }
 
 #[test]
@@ -107,18 +88,12 @@ fn inputs_that_do_not_fit_are_named() {
     let error = |inputs: &[Tensor]| eval_graph(&graph, inputs).unwrap_err().to_string();
     let (square, pair) = (f32s(&[2, 2], &[0.0; 4]), f32s(&[2], &[0.0; 2]));
     assert_eq!(error(&[]), "graph input '': 0 inputs given where 2 are expected");
-    assert_eq!(
-        error(&[square.clone(), pair]),
-        "graph input 'b': f32[2] found where f32[2*n] is expected with n=2"
-    );
+    assert_eq!(error(&[square.clone(), pair]), "graph input 'b': f32[2] found where f32[2*n] is expected with n=2");
     assert_eq!(
         error(&[f32s(&[2, 1], &[0.0; 2]), square]),
         "graph input 'a': f32[2,1] found where f32[n,n] is expected with n=2"
     );
-    assert_eq!(
-        error(&[f32s(&[0, 0], &[]), f32s(&[0], &[])]),
-        "graph input 'n': n = 0 lies outside 1..=4 (multiple 1)"
-    );
+    assert_eq!(error(&[f32s(&[0, 0], &[]), f32s(&[0], &[])]), "graph input 'n': n = 0 lies outside 1..=4 (multiple 1)");
 }
 
 #[test]
@@ -131,9 +106,7 @@ fn a_failing_node_is_named() {
 "#,
     );
     let at = Tensor::from_vec([1], vec![5i64]).unwrap();
-    let error = eval_graph(&graph, &[f32s(&[2], &[0.0; 2]), at])
-        .unwrap_err()
-        .to_string();
+    let error = eval_graph(&graph, &[f32s(&[2], &[0.0; 2]), at]).unwrap_err().to_string();
     assert!(error.starts_with("node %2 (pick): gather: "), "{error}");
 }
 
@@ -155,8 +128,5 @@ fn every_node_is_observed_in_order_and_only_live_values_are_kept() {
     let mut run = Run::start(&graph, &[f32s(&[1], &[2.0])]).unwrap();
     let outputs = run.node_outputs(0).unwrap();
     run.finish_node(0, outputs).unwrap();
-    assert_eq!(
-        run.values.iter().map(Option::is_some).collect::<Vec<_>>(),
-        [false, true, false]
-    );
+    assert_eq!(run.values.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true, false]);
 }

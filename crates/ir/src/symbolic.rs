@@ -19,12 +19,7 @@ pub fn content(op: &Op, inputs: &[Option<Vec<Dim>>], input_types: &[&Type], outp
     if !is_small || output_type.dtype.is_float() {
         return None;
     }
-    let node = Node {
-        inputs,
-        input_types,
-        dtype: output_type.dtype,
-        shape,
-    };
+    let node = Node { inputs, input_types, dtype: output_type.dtype, shape };
     let elements = node.content(op)?;
     let is_light = elements.iter().all(|element| element.weight() <= Dim::WEIGHT_MAX);
     (elements.len() == count(&node.shape) && is_light).then_some(elements)
@@ -120,10 +115,7 @@ impl Node<'_> {
 
     /// The elements at `start + Σ index·stride` for every index of the output.
     fn pick(&self, elements: &[Dim], start: usize, strides: &[usize]) -> Option<Vec<Dim>> {
-        offsets(&self.shape, strides)
-            .into_iter()
-            .map(|at| elements.get(start.checked_add(at)?).cloned())
-            .collect()
+        offsets(&self.shape, strides).into_iter().map(|at| elements.get(start.checked_add(at)?).cloned()).collect()
     }
 
     fn slice(&self, op: &Slice) -> Option<Vec<Dim>> {
@@ -136,15 +128,9 @@ impl Node<'_> {
             let (start, step) = (i128::from(op.start[axis].as_const()?), i128::from(op.step[axis]));
             let along = |at: usize| (start + at as i128 * step) * stride as i128;
             let extent = *self.shape.get(axis)?;
-            places = places
-                .iter()
-                .flat_map(|place| (0..extent).map(move |at| place + along(at)))
-                .collect();
+            places = places.iter().flat_map(|place| (0..extent).map(move |at| place + along(at))).collect();
         }
-        places
-            .into_iter()
-            .map(|place| elements.get(usize::try_from(place).ok()?).cloned())
-            .collect()
+        places.into_iter().map(|place| elements.get(usize::try_from(place).ok()?).cloned()).collect()
     }
 
     fn concat(&self, axis: usize) -> Option<Vec<Dim>> {
@@ -184,9 +170,7 @@ impl Node<'_> {
             return (x == y).then_some(x);
         };
         let choices = condition.iter().zip(x.into_iter().zip(y));
-        choices
-            .map(|(condition, (x, y))| Some(if condition.as_const()? != 0 { x } else { y }))
-            .collect()
+        choices.map(|(condition, (x, y))| Some(if condition.as_const()? != 0 { x } else { y })).collect()
     }
 
     fn map(&self, apply: impl Fn(&Dim) -> Option<Dim>) -> Option<Vec<Dim>> {
@@ -308,11 +292,7 @@ impl Node<'_> {
     fn reduce_group(&self, func: ReduceFn, group: &[Dim]) -> Option<Dim> {
         let extreme = |join: fn(&Dim, &Dim) -> Dim| {
             let (first, rest) = group.split_first()?;
-            Some(
-                rest.iter()
-                    .fold(first.clone(), |joined, element| join(&joined, element))
-                    .simplify(&Ranges::new()),
-            )
+            Some(rest.iter().fold(first.clone(), |joined, element| join(&joined, element)).simplify(&Ranges::new()))
         };
         let numbers: Option<Vec<i64>> = group.iter().map(Dim::as_const).collect();
         match func {

@@ -32,17 +32,11 @@ pub struct VerifyError {
 
 impl VerifyError {
     fn new(place: impl Into<String>, rule: impl Into<String>) -> VerifyError {
-        VerifyError {
-            place: place.into(),
-            rule: rule.into(),
-        }
+        VerifyError { place: place.into(), rule: rule.into() }
     }
 
     fn within(self, place: &str) -> VerifyError {
-        VerifyError {
-            place: format!("{place}, {}", self.place),
-            rule: self.rule,
-        }
+        VerifyError { place: format!("{place}, {}", self.place), rule: self.rule }
     }
 }
 
@@ -72,11 +66,7 @@ pub fn verify_stage(graph: &Graph, stage: Stage) -> Result<(), VerifyError> {
 fn place(position: usize, node: &Node) -> String {
     let outputs: Vec<String> = node.outputs.iter().map(ValueId::to_string).collect();
     let provenance = node.provenance.to_string();
-    let name = if provenance.is_empty() {
-        String::new()
-    } else {
-        format!(" '{provenance}'")
-    };
+    let name = if provenance.is_empty() { String::new() } else { format!(" '{provenance}'") };
     format!("node {position} ({} = {}{name})", outputs.join(", "), node.op.name())
 }
 
@@ -88,23 +78,16 @@ fn verify_definitions(graph: &Graph) -> Result<(), VerifyError> {
         let is_consistent = match &value.definition {
             Definition::Input(_) => inputs.next() == Some(&id),
             Definition::Constant(tensor) => tensor.type_() == value.ty,
-            Definition::Node { node, output } => graph
-                .nodes()
-                .get(node.0 as usize)
-                .is_some_and(|node| node.outputs.get(*output) == Some(&id)),
+            Definition::Node { node, output } => {
+                graph.nodes().get(node.0 as usize).is_some_and(|node| node.outputs.get(*output) == Some(&id))
+            }
         };
         if !is_consistent {
-            return Err(VerifyError::new(
-                format!("value {id}"),
-                "its definition does not name it",
-            ));
+            return Err(VerifyError::new(format!("value {id}"), "its definition does not name it"));
         }
     }
     match inputs.next() {
-        Some(input) => Err(VerifyError::new(
-            format!("input {input}"),
-            "it is not defined as an input",
-        )),
+        Some(input) => Err(VerifyError::new(format!("input {input}"), "it is not defined as an input")),
         None => Ok(()),
     }
 }
@@ -114,10 +97,7 @@ fn verify_names(graph: &Graph) -> Result<(), VerifyError> {
     for &input in graph.inputs() {
         let name = graph.input_name(input);
         if !names.insert(name) {
-            return Err(VerifyError::new(
-                format!("input '{name}'"),
-                "names of inputs differ from one another",
-            ));
+            return Err(VerifyError::new(format!("input '{name}'"), "names of inputs differ from one another"));
         }
     }
     names.clear();
@@ -144,15 +124,8 @@ fn verify_node(graph: &Graph, position: usize, node: &Node) -> Result<(), Verify
         }
     }
     for (output, &id) in node.outputs.iter().enumerate() {
-        let expected = Definition::Node {
-            node: crate::graph::NodeId(position as u32),
-            output,
-        };
-        if graph
-            .values()
-            .get(id.0 as usize)
-            .is_none_or(|value| value.definition != expected)
-        {
+        let expected = Definition::Node { node: crate::graph::NodeId(position as u32), output };
+        if graph.values().get(id.0 as usize).is_none_or(|value| value.definition != expected) {
             return fail(format!("output {id} is not defined by this node"));
         }
     }
@@ -165,17 +138,10 @@ fn verify_node(graph: &Graph, position: usize, node: &Node) -> Result<(), Verify
         Err(error) => return fail(error.to_string()),
     };
     if inferred.len() != node.outputs.len() {
-        return fail(format!(
-            "{} outputs recorded where {} are inferred",
-            node.outputs.len(),
-            inferred.len()
-        ));
+        return fail(format!("{} outputs recorded where {} are inferred", node.outputs.len(), inferred.len()));
     }
     for (&output, inferred) in node.outputs.iter().zip(&inferred) {
-        let (recorded, inferred) = (
-            graph.ty(output).simplify(&graph.ranges),
-            inferred.simplify(&graph.ranges),
-        );
+        let (recorded, inferred) = (graph.ty(output).simplify(&graph.ranges), inferred.simplify(&graph.ranges));
         if recorded != inferred {
             return fail(format!("{output} is recorded as {recorded} and inferred as {inferred}"));
         }
@@ -193,17 +159,10 @@ fn verify_sizes(graph: &Graph) -> Result<(), VerifyError> {
         if !value.ty.dtype.is_int() {
             return fail(format!("{} is {}, not an integer", size.value, value.ty));
         }
-        let count: Option<i64> = value
-            .ty
-            .dims
-            .iter()
-            .map(Dim::as_const)
-            .try_fold(1i64, |count, dim| count.checked_mul(dim?));
+        let count: Option<i64> =
+            value.ty.dims.iter().map(Dim::as_const).try_fold(1i64, |count, dim| count.checked_mul(dim?));
         if count.is_some_and(|count| size.element as i64 >= count) {
-            return fail(format!(
-                "{} is {}, without element {}",
-                size.value, value.ty, size.element
-            ));
+            return fail(format!("{} is {}, without element {}", size.value, value.ty, size.element));
         }
         if !symbols.insert(&size.symbol) {
             return fail("a symbol is read from one value".to_string());
@@ -215,10 +174,7 @@ fn verify_sizes(graph: &Graph) -> Result<(), VerifyError> {
 fn verify_unfused(graph: &Graph) -> Result<(), VerifyError> {
     for (position, node) in graph.nodes().iter().enumerate() {
         if matches!(node.op, Op::Fused(_)) {
-            return Err(VerifyError::new(
-                place(position, node),
-                "fused nodes exist only after fusion",
-            ));
+            return Err(VerifyError::new(place(position, node), "fused nodes exist only after fusion"));
         }
         for (_, body) in node.op.bodies() {
             verify_unfused(body).map_err(|error| error.within(&place(position, node)))?;
@@ -231,10 +187,7 @@ fn verify_used(graph: &Graph) -> Result<(), VerifyError> {
     let counts = graph.use_counts();
     for (position, node) in graph.nodes().iter().enumerate() {
         if node.outputs.iter().all(|output| counts[output.0 as usize] == 0) {
-            return Err(VerifyError::new(
-                place(position, node),
-                "no output of this node is read",
-            ));
+            return Err(VerifyError::new(place(position, node), "no output of this node is read"));
         }
     }
     Ok(())
@@ -243,20 +196,14 @@ fn verify_used(graph: &Graph) -> Result<(), VerifyError> {
 fn verify_bound(graph: &Graph) -> Result<(), VerifyError> {
     for (at, value) in graph.values().iter().enumerate() {
         if let Some(dim) = value.ty.dims.iter().find(|dim| dim.as_usize().is_none()) {
-            return Err(VerifyError::new(
-                format!("value %{at}"),
-                format!("dim '{dim}' is not a size"),
-            ));
+            return Err(VerifyError::new(format!("value %{at}"), format!("dim '{dim}' is not a size")));
         }
     }
     for (position, node) in graph.nodes().iter().enumerate() {
         let mut symbols = BTreeSet::new();
         node.op.collect_symbols(&mut symbols);
         if let Some(symbol) = symbols.first() {
-            return Err(VerifyError::new(
-                place(position, node),
-                format!("symbol '{symbol}' has no number"),
-            ));
+            return Err(VerifyError::new(place(position, node), format!("symbol '{symbol}' has no number")));
         }
     }
     Ok(())

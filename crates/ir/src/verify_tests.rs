@@ -55,22 +55,14 @@ fn names_are_given_once() {
 fn size_reads_name_integers() {
     let mut graph = graph("graph \"g\"(%0 \"x\": f32[2], %1 \"s\": i64[2]) { return }");
     let mut read = |value: u32, element: usize| {
-        graph.sizes = vec![SizeRead {
-            symbol: "s".into(),
-            value: ValueId(value),
-            element,
-        }];
+        graph.sizes = vec![SizeRead { symbol: "s".into(), value: ValueId(value), element }];
         verify(&graph).map_err(|error| error.to_string())
     };
     assert_eq!(read(1, 1), Ok(()));
     assert_eq!(read(1, 2), Err("size 's': %1 is i64[2], without element 2".to_string()));
     assert_eq!(read(0, 0), Err("size 's': %0 is f32[2], not an integer".to_string()));
     assert_eq!(read(7, 0), Err("size 's': there is no value %7".to_string()));
-    let size = || SizeRead {
-        symbol: "s".into(),
-        value: ValueId(1),
-        element: 0,
-    };
+    let size = || SizeRead { symbol: "s".into(), value: ValueId(1), element: 0 };
     graph.sizes = vec![size(), size()];
     assert_eq!(error(&graph), "size 's': a symbol is read from one value");
 }
@@ -81,10 +73,7 @@ fn bodies_are_verified_with_the_place_of_their_node() {
     let outer = graph(&format!(
         "graph \"g\"(%0 \"x\": f32[]) {{ %1, %2 = fused(%0) {{body={body}}} : f32[], f32[]  # \"f\" return }}"
     ));
-    assert_eq!(
-        error(&outer),
-        "node 0 (%1, %2 = fused 'f') body, output 'y': names of outputs differ from one another"
-    );
+    assert_eq!(error(&outer), "node 0 (%1, %2 = fused 'f') body, output 'y': names of outputs differ from one another");
 }
 
 #[test]
@@ -106,20 +95,11 @@ fn stages_have_rules() {
     assert_eq!(verify_stage(&graph(RELU), Stage::Canonical), Ok(()));
     assert_eq!(stage_error(RELU, Stage::Bound), "value %0: dim 'n' is not a size");
     let unused = RELU.replace("\"y\" %1", "\"y\" %0");
-    assert_eq!(
-        stage_error(&unused, Stage::Canonical),
-        "node 0 (%1 = unary 'act'): no output of this node is read"
-    );
+    assert_eq!(stage_error(&unused, Stage::Canonical), "node 0 (%1 = unary 'act'): no output of this node is read");
     let fused = "graph \"g\"() { fused() {body=graph \"\"() { return }} return }";
-    assert_eq!(
-        stage_error(fused, Stage::Imported),
-        "node 0 ( = fused): fused nodes exist only after fusion"
-    );
+    assert_eq!(stage_error(fused, Stage::Imported), "node 0 ( = fused): fused nodes exist only after fusion");
     let symbolic = "graph \"g\"() { %0 = dim_value() {dim=n} : i64[] return \"y\" %0 }";
-    assert_eq!(
-        stage_error(symbolic, Stage::Bound),
-        "node 0 (%0 = dim_value): symbol 'n' has no number"
-    );
+    assert_eq!(stage_error(symbolic, Stage::Bound), "node 0 (%0 = dim_value): symbol 'n' has no number");
 }
 
 #[test]

@@ -38,12 +38,7 @@ fn main() {
     for layer in layers {
         time_conv(Isa::detect(), layer);
     }
-    for layer in layers
-        .into_iter()
-        .skip(2)
-        .step_by(4)
-        .filter(|_| Isa::Avx2.is_supported())
-    {
+    for layer in layers.into_iter().skip(2).step_by(4).filter(|_| Isa::Avx2.is_supported()) {
         time_conv(Isa::Avx2, layer);
     }
 }
@@ -74,11 +69,7 @@ fn time_conv(
     let packed = pack_filter(isa, &shape, &weights);
     let bias = vec![1.0_f32; out_channels];
     let mut y = vec![0.0_f32; out_channels * out_size * out_size];
-    let epilogue = Epilogue {
-        bias: Bias::Rows(&bias),
-        residual: None,
-        activation: Activation::Relu,
-    };
+    let epilogue = Epilogue { bias: Bias::Rows(&bias), residual: None, activation: Activation::Relu };
     let flops = 2 * y.len() * in_channels / groups * filter * filter;
     let times = [1, 2].map(|threads| {
         let pool = ThreadPool::new(threads);

@@ -6,10 +6,7 @@ use precast_kernels::pool::ThreadPool;
 use std::time::Instant;
 
 fn main() {
-    println!(
-        "{:<34} {:>10} {:>9} {:>9} {:>9}",
-        "shape", "isa", "1 thread", "2 threads", ""
-    );
+    println!("{:<34} {:>10} {:>9} {:>9} {:>9}", "shape", "isa", "1 thread", "2 threads", "");
     for (m, n, k) in [
         (1024, 1024, 1024),
         (2048, 2048, 2048),
@@ -22,23 +19,14 @@ fn main() {
         (1, 3072, 768),
         (1, 1000, 2048),
     ] {
-        for (isa, is_b_packed) in [
-            (Isa::Avx512, true),
-            (Isa::Avx512, false),
-            (Isa::Avx2, true),
-            (Isa::Portable, true),
-        ] {
+        for (isa, is_b_packed) in [(Isa::Avx512, true), (Isa::Avx512, false), (Isa::Avx2, true), (Isa::Portable, true)]
+        {
             if isa.is_supported() {
                 time_gemm(isa, m, n, k, is_b_packed);
             }
         }
     }
-    for (batch, m, n, k) in [
-        (12, 128, 128, 64),
-        (12, 128, 64, 128),
-        (8, 512, 512, 64),
-        (96, 49, 49, 32),
-    ] {
+    for (batch, m, n, k) in [(12, 128, 128, 64), (12, 128, 64, 128), (8, 512, 512, 64), (96, 49, 49, 32)] {
         for order in [Order::Rows, Order::Columns] {
             time_batched(batch, m, n, k, order);
         }
@@ -52,27 +40,16 @@ fn time_gemm(isa: Isa, m: usize, n: usize, k: usize, is_b_packed: bool) {
     let right = if is_b_packed { MatrixB::Packed(&packed) } else { plain };
     let left = MatrixA::Rows { data: &a, stride: k };
     let bias = vec![1.0_f32; n];
-    let epilogue = Epilogue {
-        bias: Bias::Columns(&bias),
-        ..Epilogue::default()
-    };
+    let epilogue = Epilogue { bias: Bias::Columns(&bias), ..Epilogue::default() };
     let mut c = vec![0.0_f32; m * n];
     let speeds = [1, 2].map(|threads| {
         let pool = ThreadPool::new(threads);
         let Some(exec) = Exec::new(isa, &pool) else { return 0.0 };
         let mut scratch = vec![0.0; gemm_scratch_len(isa, threads, m, n, k, left.packing(), right.packing())];
-        gflops(2 * m * n * k, || {
-            gemm(exec, m, n, k, left, right, &mut c, n, &epilogue, &mut scratch)
-        })
+        gflops(2 * m * n * k, || gemm(exec, m, n, k, left, right, &mut c, n, &epilogue, &mut scratch))
     });
     let form = if is_b_packed { "packed" } else { "plain B" };
-    println!(
-        "{:<34} {:>10} {:>9.1} {:>9.1} {form:>9}",
-        format!("{m} x {n} x {k}"),
-        isa.name(),
-        speeds[0],
-        speeds[1]
-    );
+    println!("{:<34} {:>10} {:>9.1} {:>9.1} {form:>9}", format!("{m} x {n} x {k}"), isa.name(), speeds[0], speeds[1]);
 }
 
 fn time_batched(batch: usize, m: usize, n: usize, k: usize, order: Order) {
@@ -83,16 +60,8 @@ fn time_batched(batch: usize, m: usize, n: usize, k: usize, order: Order) {
         m,
         n,
         k,
-        a: BatchedOperand {
-            order: Order::Rows,
-            stride: k,
-            batch_stride: m * k,
-        },
-        b: BatchedOperand {
-            order,
-            stride: b_stride,
-            batch_stride: n * k,
-        },
+        a: BatchedOperand { order: Order::Rows, stride: k, batch_stride: m * k },
+        b: BatchedOperand { order, stride: b_stride, batch_stride: n * k },
         c_stride: n,
         c_batch_stride: m * n,
         alpha: 0.125,
@@ -108,12 +77,7 @@ fn time_batched(batch: usize, m: usize, n: usize, k: usize, order: Order) {
         })
     });
     let shape = format!("batch {batch}: {m} x {n} x {k}");
-    println!(
-        "{shape:<34} {:>10} {:>9.1} {:>9.1} {order:>9?}",
-        isa.name(),
-        speeds[0],
-        speeds[1]
-    );
+    println!("{shape:<34} {:>10} {:>9.1} {:>9.1} {order:>9?}", isa.name(), speeds[0], speeds[1]);
 }
 
 /// The best of several rounds, since anything else on the machine only makes them slower.

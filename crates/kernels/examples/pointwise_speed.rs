@@ -55,46 +55,22 @@ fn measure_pointwise(exec: &Exec, len: usize) {
     let b: Vec<u8> = vec![62; len * 4];
     let mut c: Vec<u8> = vec![0; len * 4];
     let output = [OutputSpec { lane: Lane::F32 }];
-    let input = InputSpec {
-        lane: Lane::F32,
-        strides: vec![1],
-    };
+    let input = InputSpec { lane: Lane::F32, strides: vec![1] };
     let add = vec![
         Instruction::Load { input: 0 },
         Instruction::Load { input: 1 },
-        Instruction::Binary {
-            func: BinaryKernel::Add,
-            a: Register(0),
-            b: Register(1),
-        },
-        Instruction::Store {
-            src: Register(2),
-            output: 0,
-        },
+        Instruction::Binary { func: BinaryKernel::Add, a: Register(0), b: Register(1) },
+        Instruction::Store { src: Register(2), output: 0 },
     ];
     let program =
         PointwiseProgram::new(&[len], &[input.clone(), input.clone()], &output, add).expect("a valid program");
     let seconds = best(|| program.run(exec, &[&a, &b], &mut [&mut c]));
     report(&format!("add {len}"), len, len * 12, seconds);
-    for func in [
-        UnaryKernel::Silu,
-        UnaryKernel::GeluErf,
-        UnaryKernel::GeluTanh,
-        UnaryKernel::Tanh,
-        UnaryKernel::Erf,
-    ] {
+    for func in [UnaryKernel::Silu, UnaryKernel::GeluErf, UnaryKernel::GeluTanh, UnaryKernel::Tanh, UnaryKernel::Erf] {
         let unary = vec![
             Instruction::Load { input: 0 },
-            Instruction::Unary {
-                func,
-                src: Register(0),
-                alpha: 0.0,
-                beta: 0.0,
-            },
-            Instruction::Store {
-                src: Register(1),
-                output: 0,
-            },
+            Instruction::Unary { func, src: Register(0), alpha: 0.0, beta: 0.0 },
+            Instruction::Store { src: Register(1), output: 0 },
         ];
         let program = PointwiseProgram::new(&[len], std::slice::from_ref(&input), &output, unary);
         let program = program.expect("a valid program");

@@ -157,10 +157,7 @@ impl StepSlots {
                 return Err(ArenaError::OffsetNotAligned { slot: *slot });
             }
             if offset > arena_bytes || slot.bytes > arena_bytes - offset {
-                return Err(ArenaError::OutOfBounds {
-                    slot: *slot,
-                    buffer_bytes: arena_bytes,
-                });
+                return Err(ArenaError::OutOfBounds { slot: *slot, buffer_bytes: arena_bytes });
             }
         }
         for (index, write) in writes.iter().enumerate() {
@@ -168,17 +165,10 @@ impl StepSlots {
                 return Err(ArenaError::NotWritable { slot: *write });
             }
             if let Some(other) = reads.iter().chain(&writes[..index]).find(|other| write.overlaps(other)) {
-                return Err(ArenaError::Overlap {
-                    write: *write,
-                    other: *other,
-                });
+                return Err(ArenaError::Overlap { write: *write, other: *other });
             }
         }
-        Ok(StepSlots {
-            reads,
-            writes,
-            arena_bytes,
-        })
+        Ok(StepSlots { reads, writes, arena_bytes })
     }
 
     /// What the step reads.
@@ -226,10 +216,7 @@ impl Requirements {
             };
             let buffer_bytes = buffer_bytes.ok_or(ArenaError::NoSuchBuffer { slot: *slot })?;
             if slot.range().end > buffer_bytes {
-                return Err(ArenaError::OutOfBounds {
-                    slot: *slot,
-                    buffer_bytes,
-                });
+                return Err(ArenaError::OutOfBounds { slot: *slot, buffer_bytes });
             }
         }
         Ok(())
@@ -252,9 +239,7 @@ impl Allocation {
         let layout = Allocation::layout(bytes);
         // SAFETY: the layout has at least `ALIGNMENT` bytes.
         let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else {
-            handle_alloc_error(layout)
-        };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
         Allocation { start, bytes }
     }
 
@@ -344,34 +329,17 @@ impl<'a, 'o> Bound<'a, 'o> {
     ) -> Result<Bound<'a, 'o>, ArenaError> {
         if arena.bytes() < requirements.arena_bytes {
             let (expected, actual) = (requirements.arena_bytes, arena.bytes());
-            return Err(ArenaError::BufferSize {
-                kind: "arena",
-                index: 0,
-                expected,
-                actual,
-            });
+            return Err(ArenaError::BufferSize { kind: "arena", index: 0, expected, actual });
         }
-        check_buffers(
-            "constant",
-            &requirements.constants,
-            constants.iter().map(AlignedBytes::as_bytes),
-        )?;
+        check_buffers("constant", &requirements.constants, constants.iter().map(AlignedBytes::as_bytes))?;
         check_buffers("input", &requirements.inputs, inputs.iter().copied())?;
         check_buffers("output", &requirements.outputs, outputs.iter().map(|output| &**output))?;
-        Ok(Bound {
-            arena,
-            constants,
-            inputs,
-            outputs,
-        })
+        Ok(Bound { arena, constants, inputs, outputs })
     }
 
     /// The arguments of one step.
     pub fn args<'s>(&'s mut self, slots: &'s StepSlots) -> Args<'s> {
-        assert!(
-            slots.arena_bytes <= self.arena.bytes(),
-            "the step was checked against a larger arena"
-        );
+        assert!(slots.arena_bytes <= self.arena.bytes(), "the step was checked against a larger arena");
         Args {
             slots,
             arena: self.arena.0.start.as_ptr(),
@@ -391,27 +359,14 @@ fn check_buffers<'b>(
     buffers: impl ExactSizeIterator<Item = &'b [u8]>,
 ) -> Result<(), ArenaError> {
     if needs.len() != buffers.len() {
-        return Err(ArenaError::BufferCount {
-            kind,
-            expected: needs.len(),
-            actual: buffers.len(),
-        });
+        return Err(ArenaError::BufferCount { kind, expected: needs.len(), actual: buffers.len() });
     }
     for (index, (need, buffer)) in needs.iter().zip(buffers).enumerate() {
         if buffer.len() < need.bytes {
-            return Err(ArenaError::BufferSize {
-                kind,
-                index,
-                expected: need.bytes,
-                actual: buffer.len(),
-            });
+            return Err(ArenaError::BufferSize { kind, index, expected: need.bytes, actual: buffer.len() });
         }
         if need.bytes != 0 && buffer.as_ptr().addr() % need.align != 0 {
-            return Err(ArenaError::BufferAlignment {
-                kind,
-                index,
-                expected: need.align,
-            });
+            return Err(ArenaError::BufferAlignment { kind, index, expected: need.align });
         }
     }
     Ok(())
@@ -479,10 +434,7 @@ impl<'s> Args<'s> {
                 (output.cast(), output.len())
             }
         };
-        assert!(
-            slot.bytes <= buffer_bytes,
-            "{slot:?} in a buffer of {buffer_bytes} bytes"
-        );
+        assert!(slot.bytes <= buffer_bytes, "{slot:?} in a buffer of {buffer_bytes} bytes");
         start
     }
 }

@@ -3,10 +3,7 @@
 use super::*;
 
 fn arena(offset: usize, bytes: usize) -> Slot {
-    Slot {
-        place: Place::Arena { offset },
-        bytes,
-    }
+    Slot { place: Place::Arena { offset }, bytes }
 }
 
 fn need(bytes: usize) -> Requirement {
@@ -21,18 +18,9 @@ fn a_step_reads_and_writes_its_slots() {
         inputs: vec![need(8)],
         outputs: vec![need(8), need(4)],
     };
-    let input = Slot {
-        place: Place::Input(0),
-        bytes: 8,
-    };
-    let constant = Slot {
-        place: Place::Constant(0),
-        bytes: 8,
-    };
-    let output = |index, bytes| Slot {
-        place: Place::Output(index),
-        bytes,
-    };
+    let input = Slot { place: Place::Input(0), bytes: 8 };
+    let constant = Slot { place: Place::Constant(0), bytes: 8 };
+    let output = |index, bytes| Slot { place: Place::Output(index), bytes };
     let add = StepSlots::new(vec![input, constant, input], vec![arena(64, 8)], 256).unwrap();
     let copy = StepSlots::new(vec![arena(64, 8)], vec![output(0, 8), output(1, 4)], 256).unwrap();
     let read_back = StepSlots::new(vec![output(0, 8), output(0, 8)], vec![output(1, 4)], 256).unwrap();
@@ -70,17 +58,8 @@ fn overlapping_writes_are_refused() {
     let refuse = |reads: Vec<Slot>, writes: Vec<Slot>| StepSlots::new(reads, writes, 128).unwrap_err();
     assert_eq!(refuse(vec![a], vec![b]), ArenaError::Overlap { write: b, other: a });
     assert_eq!(refuse(vec![], vec![a, b]), ArenaError::Overlap { write: b, other: a });
-    let output = Slot {
-        place: Place::Output(1),
-        bytes: 4,
-    };
-    assert_eq!(
-        refuse(vec![output], vec![output]),
-        ArenaError::Overlap {
-            write: output,
-            other: output
-        }
-    );
+    let output = Slot { place: Place::Output(1), bytes: 4 };
+    assert_eq!(refuse(vec![output], vec![output]), ArenaError::Overlap { write: output, other: output });
     assert!(StepSlots::new(vec![a, b, a], vec![], 128).is_ok());
     assert!(StepSlots::new(vec![arena(0, 64)], vec![b], 128).is_ok());
     assert!(StepSlots::new(vec![arena(64, 0)], vec![b], 128).is_ok());
@@ -91,55 +70,24 @@ fn slots_outside_their_buffers_are_refused() {
     let beyond = arena(64, 65);
     assert_eq!(
         StepSlots::new(vec![beyond], vec![], 128).unwrap_err(),
-        ArenaError::OutOfBounds {
-            slot: beyond,
-            buffer_bytes: 128
-        }
+        ArenaError::OutOfBounds { slot: beyond, buffer_bytes: 128 }
     );
     let huge = arena(usize::MAX - 63, usize::MAX);
     assert!(StepSlots::new(vec![huge], vec![], 128).is_err());
     let crooked = arena(4, 4);
-    assert_eq!(
-        StepSlots::new(vec![crooked], vec![], 128).unwrap_err(),
-        ArenaError::OffsetNotAligned { slot: crooked }
-    );
-    let input = Slot {
-        place: Place::Input(0),
-        bytes: 4,
-    };
-    assert_eq!(
-        StepSlots::new(vec![], vec![input], 128).unwrap_err(),
-        ArenaError::NotWritable { slot: input }
-    );
+    assert_eq!(StepSlots::new(vec![crooked], vec![], 128).unwrap_err(), ArenaError::OffsetNotAligned { slot: crooked });
+    let input = Slot { place: Place::Input(0), bytes: 4 };
+    assert_eq!(StepSlots::new(vec![], vec![input], 128).unwrap_err(), ArenaError::NotWritable { slot: input });
     let step = StepSlots::new(vec![input], vec![], 128).unwrap();
-    let requirements = Requirements {
-        arena_bytes: 128,
-        ..Requirements::default()
-    };
-    assert_eq!(
-        requirements.admit(&step).unwrap_err(),
-        ArenaError::NoSuchBuffer { slot: input }
-    );
-    let requirements = Requirements {
-        inputs: vec![need(3)],
-        ..requirements
-    };
-    assert_eq!(
-        requirements.admit(&step).unwrap_err(),
-        ArenaError::OutOfBounds {
-            slot: input,
-            buffer_bytes: 3
-        }
-    );
+    let requirements = Requirements { arena_bytes: 128, ..Requirements::default() };
+    assert_eq!(requirements.admit(&step).unwrap_err(), ArenaError::NoSuchBuffer { slot: input });
+    let requirements = Requirements { inputs: vec![need(3)], ..requirements };
+    assert_eq!(requirements.admit(&step).unwrap_err(), ArenaError::OutOfBounds { slot: input, buffer_bytes: 3 });
 }
 
 #[test]
 fn wrong_buffers_are_refused_when_bound() {
-    let requirements = Requirements {
-        arena_bytes: 64,
-        inputs: vec![need(4)],
-        ..Requirements::default()
-    };
+    let requirements = Requirements { arena_bytes: 64, inputs: vec![need(4)], ..Requirements::default() };
     let refuse = |arena_bytes: usize, inputs: &[&[u8]]| {
         let mut memory = Arena::new(arena_bytes);
         Bound::new(&requirements, &mut memory, &[], inputs, &mut []).err()
@@ -148,50 +96,17 @@ fn wrong_buffers_are_refused_when_bound() {
     let bytes = as_bytes(&words);
     assert_eq!(refuse(64, &[&bytes[..4]]), None);
     let (kind, index) = ("input", 0);
-    assert_eq!(
-        refuse(64, &[]),
-        Some(ArenaError::BufferCount {
-            kind,
-            expected: 1,
-            actual: 0
-        })
-    );
-    assert_eq!(
-        refuse(64, &[&bytes[..3]]),
-        Some(ArenaError::BufferSize {
-            kind,
-            index,
-            expected: 4,
-            actual: 3
-        })
-    );
-    assert_eq!(
-        refuse(64, &[&bytes[1..9]]),
-        Some(ArenaError::BufferAlignment {
-            kind,
-            index,
-            expected: 4
-        })
-    );
-    assert_eq!(
-        refuse(0, &[bytes]),
-        Some(ArenaError::BufferSize {
-            kind: "arena",
-            index,
-            expected: 64,
-            actual: 0
-        })
-    );
+    assert_eq!(refuse(64, &[]), Some(ArenaError::BufferCount { kind, expected: 1, actual: 0 }));
+    assert_eq!(refuse(64, &[&bytes[..3]]), Some(ArenaError::BufferSize { kind, index, expected: 4, actual: 3 }));
+    assert_eq!(refuse(64, &[&bytes[1..9]]), Some(ArenaError::BufferAlignment { kind, index, expected: 4 }));
+    assert_eq!(refuse(0, &[bytes]), Some(ArenaError::BufferSize { kind: "arena", index, expected: 64, actual: 0 }));
 }
 
 #[test]
 #[should_panic(expected = "already taken")]
 fn a_write_is_given_out_once() {
     let step = StepSlots::new(vec![], vec![arena(0, 4)], 64).unwrap();
-    let requirements = Requirements {
-        arena_bytes: 64,
-        ..Requirements::default()
-    };
+    let requirements = Requirements { arena_bytes: 64, ..Requirements::default() };
     let mut memory = Arena::new(64);
     let mut bound = Bound::new(&requirements, &mut memory, &[], &[], &mut []).unwrap();
     let mut args = bound.args(&step);

@@ -93,11 +93,7 @@ pub fn pack_filter(isa: Isa, shape: &ConvShape, weights: &[f32]) -> Vec<f32> {
     shape.check();
     let DriveShape { m, k, .. } = shape.drive_shape();
     let (channels, taps) = (shape.channels_per_group(), shape.taps());
-    assert!(
-        weights.len() >= shape.out_channels * k,
-        "filter of {} for {shape:?}",
-        weights.len()
-    );
+    assert!(weights.len() >= shape.out_channels * k, "filter of {} for {shape:?}", weights.len());
     let weights = &weights[..shape.out_channels * k];
     if is_depthwise(shape) || weights.is_empty() {
         return weights.to_vec();
@@ -111,15 +107,7 @@ pub fn pack_filter(isa: Isa, shape: &ConvShape, weights: &[f32]) -> Vec<f32> {
                 row[tap * channels + channel] = *weight;
             }
         }
-        packed.extend(pack_a(
-            isa,
-            m,
-            k,
-            MatrixA::Rows {
-                data: &group_rows,
-                stride: k,
-            },
-        ));
+        packed.extend(pack_a(isa, m, k, MatrixA::Rows { data: &group_rows, stride: k }));
     }
     packed
 }
@@ -151,11 +139,7 @@ pub fn conv(
     let image_len = shape.channels_per_group() * shape.in_area();
     assert!(x.len() >= items * image_len, "x of {} for {shape:?}", x.len());
     assert!(y.len() >= items * m * n, "y of {} for {shape:?}", y.len());
-    assert!(
-        filter.len() >= shape.out_channels * k,
-        "filter of {} for {shape:?}",
-        filter.len()
-    );
+    assert!(filter.len() >= shape.out_channels * k, "filter of {} for {shape:?}", filter.len());
     let bias = match epilogue.bias {
         Bias::None => None,
         Bias::Rows(bias) => Some(bias),
@@ -179,11 +163,7 @@ pub fn conv(
             bias: bias.map_or(Bias::None, |bias| Bias::Rows(&bias[group * m..(group + 1) * m])),
         }
     };
-    let drive_epilogue = DriveEpilogue {
-        scale: 1.0,
-        residual: epilogue.residual,
-        activation: epilogue.activation,
-    };
+    let drive_epilogue = DriveEpilogue { scale: 1.0, residual: epilogue.residual, activation: epilogue.activation };
     drive(exec, &drive_shape, &item, false, true, &drive_epilogue, y, scratch);
 }
 

@@ -54,11 +54,7 @@ pub(crate) fn conv_depthwise(
     let is_small = y.len() * taps < SPLIT_PRODUCTS;
     let parts = if is_small { 1 } else { exec.threads().min(planes) };
     let part_scratch = plane.len() + strip_len(shape);
-    assert!(
-        scratch.len() >= parts * part_scratch,
-        "scratch of {} for {parts}×{part_scratch}",
-        scratch.len()
-    );
+    assert!(scratch.len() >= parts * part_scratch, "scratch of {} for {parts}×{part_scratch}", scratch.len());
     let (y, scratch) = (SharedMut::new(y), SharedMut::new(scratch));
     exec.pool().run(parts, &|part| {
         // SAFETY: every part has its own stretch of the scratch.
@@ -67,13 +63,7 @@ pub(crate) fn conv_depthwise(
         // The padding is the same for every channel; only the image inside it is copied again.
         padded.fill(0.0);
         for index in share(planes, parts, part) {
-            fill_plane(
-                exec.isa(),
-                &plane,
-                shape,
-                &x[index * in_area..(index + 1) * in_area],
-                padded,
-            );
+            fill_plane(exec.isa(), &plane, shape, &x[index * in_area..(index + 1) * in_area], padded);
             for copy in 0..multiplier {
                 let out_index = index * multiplier + copy;
                 let channel = out_index % shape.out_channels;
@@ -84,9 +74,7 @@ pub(crate) fn conv_depthwise(
                     distances: &distances[..taps],
                     weights: &filter[channel * taps..(channel + 1) * taps],
                     bias: bias.map_or(0.0, |bias| bias[channel]),
-                    residual: epilogue
-                        .residual
-                        .map(|residual| &residual[out_index * out_area..][..out_area]),
+                    residual: epilogue.residual.map(|residual| &residual[out_index * out_area..][..out_area]),
                     activation: epilogue.activation,
                     row_len: plane.row_len,
                     out_width: shape.out_width,
@@ -217,18 +205,8 @@ impl Channel<'_> {
             let strip = &mut strip[..len.next_multiple_of(CHUNK)];
             let limits = self.activation.limits();
             let clamp = limits.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
-            add_taps(
-                isa,
-                &self.padded[first..],
-                self.distances,
-                self.weights,
-                self.bias,
-                len,
-                strip,
-            );
-            let residual = self
-                .residual
-                .map(|residual| &residual[index * rows_per_strip * self.out_width..]);
+            add_taps(isa, &self.padded[first..], self.distances, self.weights, self.bias, len, strip);
+            let residual = self.residual.map(|residual| &residual[index * rows_per_strip * self.out_width..]);
             copy_out(isa, strip, self.row_len, self.out_width, residual, clamp, target);
             if limits.is_none() {
                 crate::math::activate(isa, self.activation, target);

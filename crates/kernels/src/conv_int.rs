@@ -114,11 +114,7 @@ pub fn packed_conv_int_len(shape: &ConvIntShape) -> usize {
 
 /// Packs weights `[groups · out_channels, in_channels, kernel height, kernel width]`.
 pub fn pack_conv_int(shape: &ConvIntShape, w: &[u8], is_signed: bool) -> Vec<u8> {
-    assert_eq!(
-        w.len(),
-        shape.groups * shape.out_channels * shape.depth(),
-        "bytes of the weights"
-    );
+    assert_eq!(w.len(), shape.groups * shape.out_channels * shape.depth(), "bytes of the weights");
     if shape.is_depthwise() {
         return w.to_vec();
     }
@@ -142,11 +138,7 @@ pub fn conv_int_scratch_len(shape: &ConvIntShape, is_x_signed: bool) -> usize {
     if shape.is_depthwise() {
         return 0;
     }
-    let windows = if shape.reads_pixels_in_place() {
-        0
-    } else {
-        shape.out_pixels() * shape.depth()
-    };
+    let windows = if shape.reads_pixels_in_place() { 0 } else { shape.out_pixels() * shape.depth() };
     let padded = gemm_int_scratch_len(shape.out_pixels(), shape.depth(), is_x_signed);
     shape.in_channels * shape.in_pixels() + windows + padded
 }
@@ -155,34 +147,14 @@ pub fn conv_int_scratch_len(shape: &ConvIntShape, is_x_signed: bool) -> usize {
 pub fn conv_int(exec: &Exec, conv: &ConvInt, y: &mut [i32], scratch: &mut [u8]) {
     let shape = &conv.shape;
     let (in_plane, out_plane) = (shape.in_pixels(), shape.out_pixels());
-    assert_eq!(
-        conv.x.len(),
-        shape.batch * shape.groups * shape.in_channels * in_plane,
-        "bytes of the images"
-    );
-    assert_eq!(
-        y.len(),
-        shape.batch * shape.groups * shape.out_channels * out_plane,
-        "elements of the result"
-    );
-    assert_eq!(
-        conv.packed_w.len(),
-        packed_conv_int_len(shape),
-        "bytes of the packed weights"
-    );
+    assert_eq!(conv.x.len(), shape.batch * shape.groups * shape.in_channels * in_plane, "bytes of the images");
+    assert_eq!(y.len(), shape.batch * shape.groups * shape.out_channels * out_plane, "elements of the result");
+    assert_eq!(conv.packed_w.len(), packed_conv_int_len(shape), "bytes of the packed weights");
     if let ZeroPoints::Each(zeros) = conv.w_zero {
-        assert_eq!(
-            zeros.len(),
-            shape.groups * shape.out_channels,
-            "zero points of the weights"
-        );
+        assert_eq!(zeros.len(), shape.groups * shape.out_channels, "zero points of the weights");
     }
     let needed = conv_int_scratch_len(shape, conv.is_x_signed);
-    assert!(
-        scratch.len() >= needed,
-        "{} bytes of scratch, expected {needed}",
-        scratch.len()
-    );
+    assert!(scratch.len() >= needed, "{} bytes of scratch, expected {needed}", scratch.len());
     if y.is_empty() {
         return;
     }
@@ -247,33 +219,25 @@ fn run_group(
 
 /// One row of `[taps, channels]` for each output pixel; padding is filled with the zero point.
 fn collect_windows(exec: &Exec, shape: &ConvIntShape, image: &[u8], zero: u8, windows: &mut [u8]) {
-    let ConvIntShape {
-        in_channels: channels,
-        height,
-        width,
-        ..
-    } = *shape;
+    let ConvIntShape { in_channels: channels, height, width, .. } = *shape;
     let depth = shape.depth();
     if depth == 0 {
         return;
     }
     let pixels_in_task = (64 * 1024_usize).div_ceil(depth);
-    exec.pool()
-        .chunks_mut(windows, pixels_in_task * depth, |task, windows| {
-            for (index, window) in windows.chunks_exact_mut(depth).enumerate() {
-                let pixel = task * pixels_in_task + index;
-                let (row, column) = (pixel / width.output, pixel % width.output);
-                for (tap, run) in window.chunks_exact_mut(channels).enumerate() {
-                    let position = height
-                        .position(row, tap / width.kernel)
-                        .zip(width.position(column, tap % width.kernel));
-                    match position {
-                        Some((h, w)) => run.copy_from_slice(&image[(h * width.input + w) * channels..][..channels]),
-                        None => run.fill(zero),
-                    }
+    exec.pool().chunks_mut(windows, pixels_in_task * depth, |task, windows| {
+        for (index, window) in windows.chunks_exact_mut(depth).enumerate() {
+            let pixel = task * pixels_in_task + index;
+            let (row, column) = (pixel / width.output, pixel % width.output);
+            for (tap, run) in window.chunks_exact_mut(channels).enumerate() {
+                let position = height.position(row, tap / width.kernel).zip(width.position(column, tap % width.kernel));
+                match position {
+                    Some((h, w)) => run.copy_from_slice(&image[(h * width.input + w) * channels..][..channels]),
+                    None => run.fill(zero),
                 }
             }
-        });
+        }
+    });
 }
 
 fn run_depthwise(exec: &Exec, conv: &ConvInt, y: &mut [i32]) {
@@ -299,16 +263,7 @@ fn run_depthwise(exec: &Exec, conv: &ConvInt, y: &mut [i32]) {
                 };
                 let weight = widen(weight, conv.is_w_signed).wrapping_sub(w_zero);
                 let x = &x[h * width.input..][..width.input];
-                add_tap(
-                    exec.isa(),
-                    width,
-                    tap % width.kernel,
-                    x,
-                    conv.is_x_signed,
-                    conv.x_zero,
-                    weight,
-                    y,
-                );
+                add_tap(exec.isa(), width, tap % width.kernel, x, conv.is_x_signed, conv.x_zero, weight, y);
             }
         }
     });
@@ -316,11 +271,7 @@ fn run_depthwise(exec: &Exec, conv: &ConvInt, y: &mut [i32]) {
 
 #[inline(always)]
 fn widen(byte: u8, is_signed: bool) -> i32 {
-    if is_signed {
-        i32::from(byte as i8)
-    } else {
-        i32::from(byte)
-    }
+    if is_signed { i32::from(byte as i8) } else { i32::from(byte) }
 }
 
 multiversion! {
@@ -402,14 +353,7 @@ mod tests {
                 let pad = lcg.below(kernel);
                 let span = (kernel - 1) * dilation + 1;
                 let output = (input + 2 * pad).saturating_sub(span) / stride + 1;
-                ConvIntAxis {
-                    input,
-                    output,
-                    kernel,
-                    stride,
-                    pad,
-                    dilation,
-                }
+                ConvIntAxis { input, output, kernel, stride, pad, dilation }
             };
             let (mut height, mut width) = (axis(5 + round % 4), axis(6 + round % 5));
             if round % 6 == 0 {
@@ -436,24 +380,10 @@ mod tests {
             let w = lcg.bytes(shape.groups * shape.out_channels * shape.depth());
             let (is_x_signed, is_w_signed) = (round % 2 == 1, round % 3 != 1);
             let packed_w = pack_conv_int(&shape, &w, is_w_signed);
-            let zeros: Vec<i32> = (0..shape.groups * shape.out_channels)
-                .map(|_| lcg.below(20) as i32)
-                .collect();
-            let w_zero = if round % 4 == 0 {
-                ZeroPoints::Each(&zeros)
-            } else {
-                ZeroPoints::Scalar(0)
-            };
+            let zeros: Vec<i32> = (0..shape.groups * shape.out_channels).map(|_| lcg.below(20) as i32).collect();
+            let w_zero = if round % 4 == 0 { ZeroPoints::Each(&zeros) } else { ZeroPoints::Scalar(0) };
             let x_zero = lcg.below(100) as i32;
-            let conv = ConvInt {
-                shape,
-                x: &x,
-                is_x_signed,
-                x_zero,
-                packed_w: &packed_w,
-                is_w_signed,
-                w_zero,
-            };
+            let conv = ConvInt { shape, x: &x, is_x_signed, x_zero, packed_w: &packed_w, is_w_signed, w_zero };
             let expected = naive(&conv, &w);
             for_each_exec(|exec| {
                 let mut y = vec![7; expected.len()];

@@ -68,13 +68,7 @@ impl ImagePatches<'_> {
                 }
                 let source = &self.image[channel * area..(channel + count) * area];
                 let target = &mut target[(k - ks.start) * width + lane..];
-                let copy = TapCopy {
-                    area,
-                    stride: self.shape.stride[1],
-                    width,
-                    lanes,
-                    count,
-                };
+                let copy = TapCopy { area, stride: self.shape.stride[1], width, lanes, count };
                 copy.run(isa, &segments[..segment_count], source, target);
                 k += count;
             }
@@ -85,10 +79,7 @@ impl ImagePatches<'_> {
     fn runs(&self, columns: Range<usize>) -> ([PixelRun; LANES], usize) {
         let mut runs = [PixelRun::default(); LANES];
         let mut count = 0;
-        let (mut row, mut column) = (
-            columns.start / self.shape.out_width,
-            columns.start % self.shape.out_width,
-        );
+        let (mut row, mut column) = (columns.start / self.shape.out_width, columns.start % self.shape.out_width);
         let mut lane = 0;
         while lane < columns.len() {
             let len = (columns.len() - lane).min(self.shape.out_width - column);
@@ -117,11 +108,7 @@ impl ImagePatches<'_> {
             return None;
         }
         let source = y * shape.in_width + x + before * shape.stride[1] - shape.pad_left;
-        Some(Segment {
-            lane: run.lane + before,
-            len,
-            source,
-        })
+        Some(Segment { lane: run.lane + before, len, source })
     }
 }
 
@@ -196,10 +183,7 @@ mod x86 {
             let mut parts = [(0 as __mmask16, source.as_ptr()); LANES];
             for (part, segment) in parts.iter_mut().zip(segments) {
                 let mask = mask_of(segment.len) << segment.lane;
-                *part = (
-                    mask,
-                    source.as_ptr().wrapping_add(segment.source).wrapping_sub(segment.lane),
-                );
+                *part = (mask, source.as_ptr().wrapping_add(segment.source).wrapping_sub(segment.lane));
             }
             let parts = &parts[..segments.len()];
             let target = target.as_mut_ptr();

@@ -64,9 +64,7 @@ fn shape_of(
     dilation: [usize; 2],
 ) -> ConvShape {
     let out = |size: usize, filter: usize, pad: usize, axis: usize| {
-        (size + 2 * pad)
-            .checked_sub((filter - 1) * dilation[axis] + 1)
-            .map_or(0, |rest| rest / stride[axis] + 1)
+        (size + 2 * pad).checked_sub((filter - 1) * dilation[axis] + 1).map_or(0, |rest| rest / stride[axis] + 1)
     };
     ConvShape {
         batch,
@@ -129,10 +127,7 @@ fn convolutions_match_plain_loops() {
         let weights = lcg.floats(shape.out_channels * shape.channels_per_group() * shape.taps());
         let bias = lcg.floats(shape.out_channels);
         let expected = reference(&shape, &x, &weights, &bias);
-        let epilogue = Epilogue {
-            bias: Bias::Rows(&bias),
-            ..Epilogue::default()
-        };
+        let epilogue = Epilogue { bias: Bias::Rows(&bias), ..Epilogue::default() };
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
             let mut first: Option<Vec<f32>> = None;
             for threads in [1, 2, 3] {
@@ -140,16 +135,9 @@ fn convolutions_match_plain_loops() {
                 let y = convolve(Exec::new(isa, &pool).unwrap(), &shape, &x, &weights, &epilogue);
                 for (index, (actual, (value, tolerance))) in y.iter().zip(&expected).enumerate() {
                     let error = (f64::from(*actual) - value).abs();
-                    assert!(
-                        error <= *tolerance,
-                        "{isa:?} {shape:?} at {index}: {actual}, expected {value}"
-                    );
+                    assert!(error <= *tolerance, "{isa:?} {shape:?} at {index}: {actual}, expected {value}");
                 }
-                assert_eq!(
-                    *first.get_or_insert_with(|| y.clone()),
-                    y,
-                    "{isa:?} {shape:?} on {threads} threads"
-                );
+                assert_eq!(*first.get_or_insert_with(|| y.clone()), y, "{isa:?} {shape:?} on {threads} threads");
             }
         }
     }
@@ -167,13 +155,7 @@ fn outputs_may_reach_beyond_the_padding() {
         let expected = reference(&shape, &x, &weights, &[0.0; 3]);
         let pool = ThreadPool::new(2);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
-            let y = convolve(
-                Exec::new(isa, &pool).unwrap(),
-                &shape,
-                &x,
-                &weights,
-                &Epilogue::default(),
-            );
+            let y = convolve(Exec::new(isa, &pool).unwrap(), &shape, &x, &weights, &Epilogue::default());
             for (actual, (value, tolerance)) in y.iter().zip(&expected) {
                 assert!((f64::from(*actual) - value).abs() <= *tolerance, "{isa:?} {shape:?}");
             }
@@ -195,21 +177,10 @@ fn epilogues_apply_to_both_kinds() {
         let pool = ThreadPool::new(2);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
             let exec = Exec::new(isa, &pool).unwrap();
-            let epilogue = Epilogue {
-                bias: Bias::Rows(&bias),
-                ..Epilogue::default()
-            };
+            let epilogue = Epilogue { bias: Bias::Rows(&bias), ..Epilogue::default() };
             let plain = convolve(exec, &shape, &x, &weights, &epilogue);
-            for activation in [
-                Activation::Relu,
-                Activation::Clamp { lo: 0.0, hi: 6.0 },
-                Activation::Sigmoid,
-            ] {
-                let epilogue = Epilogue {
-                    bias: Bias::Rows(&bias),
-                    residual: Some(&residual),
-                    activation,
-                };
+            for activation in [Activation::Relu, Activation::Clamp { lo: 0.0, hi: 6.0 }, Activation::Sigmoid] {
+                let epilogue = Epilogue { bias: Bias::Rows(&bias), residual: Some(&residual), activation };
                 let actual = convolve(exec, &shape, &x, &weights, &epilogue);
                 for ((actual, plain), residual) in actual.iter().zip(&plain).zip(&residual) {
                     let sum = f64::from(plain + residual);

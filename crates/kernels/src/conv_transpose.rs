@@ -58,13 +58,7 @@ impl ConvTransposeShape {
     /// The product of one image and group: a row for each output channel and tap, a column for each input pixel.
     fn drive_shape(&self) -> DriveShape {
         let m = self.out_channels / self.groups * self.taps();
-        DriveShape {
-            items: 1,
-            m,
-            n: self.in_area(),
-            k: self.in_channels / self.groups,
-            c_stride: self.in_area(),
-        }
+        DriveShape { items: 1, m, n: self.in_area(), k: self.in_channels / self.groups, c_stride: self.in_area() }
     }
 
     fn contributions_len(&self) -> usize {
@@ -88,38 +82,21 @@ pub fn conv_transpose(
     scratch: &mut [f32],
     y: &mut [f32],
 ) {
-    assert!(
-        shape.groups > 0 && shape.stride[0] > 0 && shape.stride[1] > 0,
-        "{shape:?}"
-    );
+    assert!(shape.groups > 0 && shape.stride[0] > 0 && shape.stride[1] > 0, "{shape:?}");
     let drive_shape = shape.drive_shape();
     let DriveShape { m, n, k, .. } = drive_shape;
     let (out_area, per_group) = (shape.out_area(), shape.out_channels / shape.groups);
-    assert!(
-        y.len() >= shape.batch * shape.out_channels * out_area,
-        "y of {} for {shape:?}",
-        y.len()
-    );
+    assert!(y.len() >= shape.batch * shape.out_channels * out_area, "y of {} for {shape:?}", y.len());
     if per_group * out_area == 0 {
         return;
     }
     let (contributions, scratch) = scratch.split_at_mut(shape.contributions_len());
-    let plain = DriveEpilogue {
-        scale: 1.0,
-        residual: None,
-        activation: Activation::None,
-    };
+    let plain = DriveEpilogue { scale: 1.0, residual: None, activation: Activation::None };
     for index in 0..shape.batch * shape.groups {
         let group = index % shape.groups;
         let item = |_| Item {
-            a: MatrixA::Columns {
-                data: &weights[group * k * m..(group + 1) * k * m],
-                stride: m,
-            },
-            b: SourceB::Matrix(MatrixB::Rows {
-                data: &x[index * k * n..(index + 1) * k * n],
-                stride: n,
-            }),
+            a: MatrixA::Columns { data: &weights[group * k * m..(group + 1) * k * m], stride: m },
+            b: SourceB::Matrix(MatrixB::Rows { data: &x[index * k * n..(index + 1) * k * n], stride: n }),
             c_start: 0,
             bias: Bias::None,
         };
@@ -129,11 +106,7 @@ pub fn conv_transpose(
         exec.pool().chunks_mut(y, out_area, |channel, target| {
             target.fill(bias.map_or(0.0, |bias| bias[group * per_group + channel]));
             let channel_len = shape.taps() * n;
-            collect(
-                shape,
-                &contributions[channel * channel_len..(channel + 1) * channel_len],
-                target,
-            );
+            collect(shape, &contributions[channel * channel_len..(channel + 1) * channel_len], target);
         });
     }
 }
@@ -232,55 +205,17 @@ mod tests {
             dilation: [1, 1],
             groups: 1,
         };
-        let two = ConvTransposeShape {
-            stride: [2, 2],
-            out_height: 11,
-            out_width: 13,
-            ..plain
-        };
+        let two = ConvTransposeShape { stride: [2, 2], out_height: 11, out_width: 13, ..plain };
         let shapes = [
             plain,
             two,
-            ConvTransposeShape {
-                batch: 2,
-                pad_top: 1,
-                pad_left: 1,
-                out_height: 10,
-                out_width: 12,
-                ..two
-            },
-            ConvTransposeShape {
-                in_channels: 4,
-                groups: 2,
-                filter_width: 2,
-                out_width: 12,
-                ..two
-            },
-            ConvTransposeShape {
-                dilation: [2, 3],
-                out_height: 9,
-                out_width: 12,
-                ..plain
-            },
-            ConvTransposeShape {
-                stride: [3, 4],
-                pad_left: 2,
-                out_height: 20,
-                out_width: 30,
-                ..plain
-            },
-            ConvTransposeShape {
-                pad_top: 9,
-                pad_left: 9,
-                out_height: 2,
-                out_width: 2,
-                ..plain
-            },
+            ConvTransposeShape { batch: 2, pad_top: 1, pad_left: 1, out_height: 10, out_width: 12, ..two },
+            ConvTransposeShape { in_channels: 4, groups: 2, filter_width: 2, out_width: 12, ..two },
+            ConvTransposeShape { dilation: [2, 3], out_height: 9, out_width: 12, ..plain },
+            ConvTransposeShape { stride: [3, 4], pad_left: 2, out_height: 20, out_width: 30, ..plain },
+            ConvTransposeShape { pad_top: 9, pad_left: 9, out_height: 2, out_width: 2, ..plain },
             ConvTransposeShape { batch: 0, ..plain },
-            ConvTransposeShape {
-                in_channels: 0,
-                ..plain
-            },
+            ConvTransposeShape { in_channels: 0, ..plain },
             ConvTransposeShape { in_height: 0, ..plain },
             ConvTransposeShape { out_height: 0, ..plain },
         ];
@@ -298,11 +233,7 @@ mod tests {
                 conv_transpose(*exec, &shape, &x, &weights, Some(&bias), &mut scratch, &mut y);
                 for (actual, (sum, squares)) in y.iter().zip(&expected) {
                     let tolerance = 2.0 * u * sum.abs() + 4.0 * u * terms.sqrt() * squares.sqrt().max(sum.abs());
-                    assert!(
-                        (f64::from(*actual) - sum).abs() <= tolerance,
-                        "{:?} {shape:?}",
-                        exec.isa()
-                    );
+                    assert!((f64::from(*actual) - sum).abs() <= tolerance, "{:?} {shape:?}", exec.isa());
                 }
             });
         }

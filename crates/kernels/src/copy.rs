@@ -100,22 +100,11 @@ impl fmt::Display for CopyError {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
             CopyError::ElementBytes(bytes) => write!(f, "elements of {bytes} bytes; expected 1, 2, 4 or 8"),
-            CopyError::Rank {
-                extents,
-                src_strides,
-                dst_strides,
-            } => {
-                write!(
-                    f,
-                    "{extents} extents with {src_strides} source and {dst_strides} target strides"
-                )
+            CopyError::Rank { extents, src_strides, dst_strides } => {
+                write!(f, "{extents} extents with {src_strides} source and {dst_strides} target strides")
             }
             CopyError::OutOfBounds { buffer, reach, len } => {
-                write!(
-                    f,
-                    "the {buffer} view reaches from {} to {} of {len} elements",
-                    reach.0, reach.1
-                )
+                write!(f, "the {buffer} view reaches from {} to {} of {len} elements", reach.0, reach.1)
             }
             CopyError::Overlap => write!(f, "two elements may go to the same place"),
         }
@@ -140,11 +129,8 @@ impl StridedCopy {
         if !matches!(element_bytes, 1 | 2 | 4 | 8) {
             return Err(CopyError::ElementBytes(element_bytes));
         }
-        let rank_error = CopyError::Rank {
-            extents: extents.len(),
-            src_strides: src_strides.len(),
-            dst_strides: dst_strides.len(),
-        };
+        let rank_error =
+            CopyError::Rank { extents: extents.len(), src_strides: src_strides.len(), dst_strides: dst_strides.len() };
         if extents.len() != src_strides.len() || extents.len() != dst_strides.len() {
             return Err(rank_error);
         }
@@ -161,26 +147,12 @@ impl StridedCopy {
             return Ok(copy);
         }
         let dimensions = (0..extents.len())
-            .map(|d| Dimension {
-                extent: extents[d],
-                src: src_strides[d],
-                dst: dst_strides[d],
-            })
+            .map(|d| Dimension { extent: extents[d], src: src_strides[d], dst: dst_strides[d] })
             .filter(|dimension| dimension.extent != 1)
             .collect();
         copy.dimensions = merge(dimensions);
-        check_reach(
-            "source",
-            src_offset,
-            src_len,
-            copy.dimensions.iter().map(|d| (d.extent, d.src)),
-        )?;
-        check_reach(
-            "target",
-            dst_offset,
-            dst_len,
-            copy.dimensions.iter().map(|d| (d.extent, d.dst)),
-        )?;
+        check_reach("source", src_offset, src_len, copy.dimensions.iter().map(|d| (d.extent, d.src)))?;
+        check_reach("target", dst_offset, dst_len, copy.dimensions.iter().map(|d| (d.extent, d.dst)))?;
         check_distinct(&copy.dimensions)?;
         copy.kind = take_inner(&mut copy.dimensions);
         if copy.dimensions.len() > RANK_MAX {
@@ -212,18 +184,13 @@ impl StridedCopy {
             Kind::Run { len } if self.dimensions.is_empty() => {
                 let bytes = len * size_of::<T>();
                 let (src_start, dst_start) = (self.src_offset * size_of::<T>(), self.dst_offset * size_of::<T>());
-                copy_run(
-                    exec,
-                    &src[src_start..src_start + bytes],
-                    &mut dst[dst_start..dst_start + bytes],
-                );
+                copy_run(exec, &src[src_start..src_start + bytes], &mut dst[dst_start..dst_start + bytes]);
                 return;
             }
             Kind::Run { len } => (len.div_ceil(4), 1),
-            Kind::Transpose { row, column } => (
-                row.extent * column.extent.min(TRANSPOSE_ROWS) * 2,
-                column.extent.div_ceil(TRANSPOSE_ROWS),
-            ),
+            Kind::Transpose { row, column } => {
+                (row.extent * column.extent.min(TRANSPOSE_ROWS) * 2, column.extent.div_ceil(TRANSPOSE_ROWS))
+            }
             Kind::Elements { inner } => (inner.extent * 2, 1),
         };
         let unit_count = self.dimensions.iter().map(|d| d.extent).product::<usize>() * blocks;
@@ -280,21 +247,14 @@ pub fn fill(exec: &Exec, dst: &mut [u8], pattern: &[u8]) {
         return;
     }
     let is_possible = !pattern.is_empty() && dst.len().is_multiple_of(pattern.len());
-    assert!(
-        is_possible,
-        "{} bytes filled with a pattern of {}",
-        dst.len(),
-        pattern.len()
-    );
+    assert!(is_possible, "{} bytes filled with a pattern of {}", dst.len(), pattern.len());
     let chunk_len = (64 * 1024_usize).next_multiple_of(pattern.len());
     exec.pool().chunks_mut(dst, chunk_len, |_, chunk| match *pattern {
         [a] => chunk.fill(a),
         [a, b] => chunk.as_chunks_mut().0.fill([a, b]),
         [a, b, c, d] => chunk.as_chunks_mut().0.fill([a, b, c, d]),
         [a, b, c, d, e, f, g, h] => chunk.as_chunks_mut().0.fill([a, b, c, d, e, f, g, h]),
-        _ => chunk
-            .chunks_exact_mut(pattern.len())
-            .for_each(|piece| piece.copy_from_slice(pattern)),
+        _ => chunk.chunks_exact_mut(pattern.len()).for_each(|piece| piece.copy_from_slice(pattern)),
     });
 }
 
@@ -310,16 +270,7 @@ pub(crate) fn transpose_bytes(exec: &Exec, rows: usize, columns: usize, src: &[u
         let count = dst.len() / rows;
         // SAFETY: `dst` is `count` lines of `rows` bytes. The last byte read, `count - 1` in the last row, is the
         // last one of this block's columns and so inside the source.
-        unsafe {
-            transpose(
-                src.as_ptr(),
-                columns as isize,
-                dst.as_mut_ptr(),
-                rows as isize,
-                rows,
-                count,
-            )
-        };
+        unsafe { transpose(src.as_ptr(), columns as isize, dst.as_mut_ptr(), rows as isize, rows, count) };
     });
 }
 
@@ -339,10 +290,7 @@ fn merge(mut dimensions: Vec<Dimension>) -> Vec<Dimension> {
     for inner in dimensions {
         match merged.last_mut() {
             Some(outer) if steps_over(outer.src, inner.src, &inner) && steps_over(outer.dst, inner.dst, &inner) => {
-                *outer = Dimension {
-                    extent: outer.extent.saturating_mul(inner.extent),
-                    ..inner
-                };
+                *outer = Dimension { extent: outer.extent.saturating_mul(inner.extent), ..inner };
             }
             _ => merged.push(inner),
         }
@@ -372,11 +320,7 @@ fn check_reach(
     if low >= 0 && high < len as i128 && fits_memory {
         return Ok(());
     }
-    Err(CopyError::OutOfBounds {
-        buffer,
-        reach: (low, high),
-        len,
-    })
+    Err(CopyError::OutOfBounds { buffer, reach: (low, high), len })
 }
 
 /// Every loop must step further than all loops inside it reach.
@@ -404,10 +348,7 @@ fn take_inner(dimensions: &mut Vec<Dimension>) -> Kind {
         return Kind::Run { len: inner.extent };
     }
     match dimensions.iter().position(|dimension| dimension.src == 1) {
-        Some(column) => Kind::Transpose {
-            row: inner,
-            column: dimensions.remove(column),
-        },
+        Some(column) => Kind::Transpose { row: inner, column: dimensions.remove(column) },
         None => Kind::Elements { inner },
     }
 }
@@ -421,11 +362,7 @@ struct Position {
 
 impl Position {
     fn at(dimensions: &[Dimension], mut flat: usize) -> Position {
-        let mut position = Position {
-            indices: [0; RANK_MAX],
-            src: 0,
-            dst: 0,
-        };
+        let mut position = Position { indices: [0; RANK_MAX], src: 0, dst: 0 };
         for (index, dimension) in position.indices[..dimensions.len()].iter_mut().zip(dimensions).rev() {
             *index = flat % dimension.extent;
             flat /= dimension.extent;
@@ -479,10 +416,7 @@ unsafe fn copy_elements<T: Copy>(src: *const T, dst: *mut T, inner: Dimension) {
     }
     for index in 0..inner.extent as isize {
         // SAFETY: the promise of the caller.
-        unsafe {
-            dst.offset(index * inner.dst)
-                .write_unaligned(src.offset(index * inner.src).read_unaligned())
-        };
+        unsafe { dst.offset(index * inner.dst).write_unaligned(src.offset(index * inner.src).read_unaligned()) };
     }
 }
 
@@ -536,20 +470,12 @@ unsafe fn transpose_square<T: Copy + Default>(src: *const T, src_stride: isize, 
     let mut square = [[T::default(); SQUARE]; SQUARE];
     for (r, line) in square.iter_mut().enumerate() {
         // SAFETY: the promise of the caller.
-        *line = unsafe {
-            src.offset(r as isize * src_stride)
-                .cast::<[T; SQUARE]>()
-                .read_unaligned()
-        };
+        *line = unsafe { src.offset(r as isize * src_stride).cast::<[T; SQUARE]>().read_unaligned() };
     }
     let store = |c: usize| {
         let line: [T; SQUARE] = std::array::from_fn(|r| square[r][c]);
         // SAFETY: the promise of the caller.
-        unsafe {
-            dst.offset(c as isize * dst_stride)
-                .cast::<[T; SQUARE]>()
-                .write_unaligned(line)
-        };
+        unsafe { dst.offset(c as isize * dst_stride).cast::<[T; SQUARE]>().write_unaligned(line) };
     };
     (0..SQUARE).for_each(store);
 }

@@ -63,9 +63,7 @@ fn permuted(extents: &[usize], order: &[usize], bytes: usize, lcg: &mut Lcg) -> 
         dst_offset: 3,
         dst_strides: Vec::new(),
     };
-    case.dst_strides = (0..order.len())
-        .map(|d| case.extents[d + 1..].iter().product::<usize>() as isize)
-        .collect();
+    case.dst_strides = (0..order.len()).map(|d| case.extents[d + 1..].iter().product::<usize>() as isize).collect();
     for &d in order {
         match lcg.below(6) {
             0 => case.src_strides.push(0),
@@ -116,31 +114,14 @@ fn large_transposes_match_single_elements() {
 #[test]
 fn what_reaches_outside_is_refused() {
     let error = |extents: &[usize], src: &[isize], dst: &[isize], src_len, dst_len| {
-        StridedCopy::new(4, extents, 0, src, 0, dst, src_len, dst_len)
-            .unwrap_err()
-            .to_string()
+        StridedCopy::new(4, extents, 0, src, 0, dst, src_len, dst_len).unwrap_err().to_string()
     };
-    assert_eq!(
-        error(&[3], &[2], &[1], 4, 3),
-        "the source view reaches from 0 to 4 of 4 elements"
-    );
-    assert_eq!(
-        error(&[3], &[-1], &[1], 4, 3),
-        "the source view reaches from -2 to 0 of 4 elements"
-    );
-    assert_eq!(
-        error(&[3], &[1], &[1], 4, 2),
-        "the target view reaches from 0 to 2 of 2 elements"
-    );
-    assert_eq!(
-        error(&[3, 2], &[1, 1], &[1, 1], 9, 9),
-        "two elements may go to the same place"
-    );
+    assert_eq!(error(&[3], &[2], &[1], 4, 3), "the source view reaches from 0 to 4 of 4 elements");
+    assert_eq!(error(&[3], &[-1], &[1], 4, 3), "the source view reaches from -2 to 0 of 4 elements");
+    assert_eq!(error(&[3], &[1], &[1], 4, 2), "the target view reaches from 0 to 2 of 2 elements");
+    assert_eq!(error(&[3, 2], &[1, 1], &[1, 1], 9, 9), "two elements may go to the same place");
     assert_eq!(error(&[3], &[1], &[0], 9, 9), "two elements may go to the same place");
-    assert_eq!(
-        error(&[3], &[1, 1], &[1], 9, 9),
-        "1 extents with 2 source and 1 target strides"
-    );
+    assert_eq!(error(&[3], &[1, 1], &[1], 9, 9), "1 extents with 2 source and 1 target strides");
     let far = error(&[usize::MAX, 2], &[isize::MAX, 1], &[1, 1], 9, 9);
     assert!(far.starts_with("the source view reaches"), "{far}");
 }
@@ -154,13 +135,7 @@ fn nothing_is_copied_for_an_empty_extent() {
 #[test]
 fn fills_repeat_their_pattern() {
     for_each_exec(|exec| {
-        for pattern in [
-            &[1_u8][..],
-            &[1, 2],
-            &[1, 2, 3],
-            &[1, 2, 3, 4],
-            &[1, 2, 3, 4, 5, 6, 7, 8],
-        ] {
+        for pattern in [&[1_u8][..], &[1, 2], &[1, 2, 3], &[1, 2, 3, 4], &[1, 2, 3, 4, 5, 6, 7, 8]] {
             for count in [0, 1, 7, 30_000] {
                 let mut actual = vec![0; pattern.len() * count];
                 fill(exec, &mut actual, pattern);

@@ -8,11 +8,7 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     // As if the exponent had the bias of f32; the product moves it by 112 and normalises subnormals.
     let shifted = f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000);
     let special = (magnitude << 13) | 0x7f80_0000;
-    let value = if magnitude >= 0x7c00 {
-        special
-    } else {
-        shifted.to_bits()
-    };
+    let value = if magnitude >= 0x7c00 { special } else { shifted.to_bits() };
     f32::from_bits(value | sign)
 }
 
@@ -29,11 +25,7 @@ pub fn f32_to_f16(value: f32) -> u16 {
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
     let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
     let limited = if magnitude >= 0x477f_f000 { 0x7c00 } else { finite };
-    let result = if magnitude > 0x7f80_0000 {
-        0x7e00 | ((magnitude >> 13) & 0x3ff)
-    } else {
-        limited
-    };
+    let result = if magnitude > 0x7f80_0000 { 0x7e00 | ((magnitude >> 13) & 0x3ff) } else { limited };
     sign | result as u16
 }
 
@@ -73,10 +65,7 @@ mod tests {
         for bits in 0..=u16::MAX {
             let value = f16_to_f32(bits);
             let expected = f16_by_definition(bits);
-            assert!(
-                f64::from(value) == expected || value.is_nan() && expected.is_nan(),
-                "{bits:#06x}"
-            );
+            assert!(f64::from(value) == expected || value.is_nan() && expected.is_nan(), "{bits:#06x}");
             if !value.is_nan() {
                 assert_eq!(f32_to_f16(value), bits);
             } else {

@@ -43,17 +43,9 @@ impl Indices<'_> {
     /// The index at `position` as an offset below `extent`.
     fn resolve(self, position: usize, extent: usize) -> Result<usize, IndexError> {
         let index = self.get(position);
-        let wrapped = if index < 0 {
-            index.wrapping_add(extent as i64)
-        } else {
-            index
-        };
+        let wrapped = if index < 0 { index.wrapping_add(extent as i64) } else { index };
         let offset = usize::try_from(wrapped).ok().filter(|&offset| offset < extent);
-        offset.ok_or(IndexError {
-            position,
-            index,
-            extent,
-        })
+        offset.ok_or(IndexError { position, index, extent })
     }
 }
 
@@ -70,15 +62,8 @@ pub struct IndexError {
 
 impl fmt::Display for IndexError {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let IndexError {
-            position,
-            index,
-            extent,
-        } = self;
-        write!(
-            f,
-            "index {index} at position {position} is out of range for an axis of {extent}"
-        )
+        let IndexError { position, index, extent } = self;
+        write!(f, "index {index} at position {position} is out of range for an axis of {extent}")
     }
 }
 
@@ -165,11 +150,7 @@ pub fn gather_elements(
     dst: &mut [u8],
 ) -> Result<(), IndexError> {
     check_elements(src_shape, index_shape, axis, indices.len());
-    assert_eq!(
-        src.len(),
-        src_shape.iter().product::<usize>() * element_bytes,
-        "bytes of the source"
-    );
+    assert_eq!(src.len(), src_shape.iter().product::<usize>() * element_bytes, "bytes of the source");
     assert_eq!(dst.len(), indices.len() * element_bytes, "bytes of the target");
     for position in 0..indices.len() {
         indices.resolve(position, src_shape[axis])?;
@@ -178,15 +159,14 @@ pub fn gather_elements(
         return Ok(());
     }
     let elements_in_task = ELEMENTS_PER_TASK_MIN;
-    exec.pool()
-        .chunks_mut(dst, elements_in_task * element_bytes, |task, dst| {
-            for (index, element) in dst.chunks_exact_mut(element_bytes).enumerate() {
-                let position = task * elements_in_task + index;
-                let offset = indices.resolve(position, src_shape[axis]).expect("checked above");
-                let from = element_offset(src_shape, index_shape, axis, position, offset) * element_bytes;
-                copy_row(&src[from..from + element_bytes], element);
-            }
-        });
+    exec.pool().chunks_mut(dst, elements_in_task * element_bytes, |task, dst| {
+        for (index, element) in dst.chunks_exact_mut(element_bytes).enumerate() {
+            let position = task * elements_in_task + index;
+            let offset = indices.resolve(position, src_shape[axis]).expect("checked above");
+            let from = element_offset(src_shape, index_shape, axis, position, offset) * element_bytes;
+            copy_row(&src[from..from + element_bytes], element);
+        }
+    });
     Ok(())
 }
 
@@ -207,9 +187,10 @@ impl TupleShape<'_> {
     /// The row that a tuple names, counted from the start of its batch.
     fn row(&self, indices: Indices, tuple: usize) -> Result<usize, IndexError> {
         let depth = self.extents.len();
-        self.extents.iter().enumerate().try_fold(0, |row, (member, &extent)| {
-            Ok(row * extent + indices.resolve(tuple * depth + member, extent)?)
-        })
+        self.extents
+            .iter()
+            .enumerate()
+            .try_fold(0, |row, (member, &extent)| Ok(row * extent + indices.resolve(tuple * depth + member, extent)?))
     }
 
     fn rows(&self) -> usize {
@@ -234,11 +215,7 @@ pub fn gather_nd(
     shape.check(indices);
     let row_bytes = shape.inner * element_bytes;
     let tuple_count = shape.batches * shape.tuples;
-    assert_eq!(
-        src.len(),
-        shape.batches * shape.rows() * row_bytes,
-        "bytes of the source"
-    );
+    assert_eq!(src.len(), shape.batches * shape.rows() * row_bytes, "bytes of the source");
     assert_eq!(dst.len(), tuple_count * row_bytes, "bytes of the target");
     for tuple in 0..tuple_count {
         shape.row(indices, tuple)?;
@@ -270,11 +247,7 @@ pub fn scatter_elements(
 ) -> Result<(), IndexError> {
     let bytes = kernel.element_bytes();
     check_elements(dst_shape, index_shape, axis, indices.len());
-    assert_eq!(
-        dst.len(),
-        dst_shape.iter().product::<usize>() * bytes,
-        "bytes of the target"
-    );
+    assert_eq!(dst.len(), dst_shape.iter().product::<usize>() * bytes, "bytes of the target");
     assert_eq!(updates.len(), indices.len() * bytes, "bytes of the updates");
     if indices.is_empty() {
         return Ok(());
@@ -301,11 +274,7 @@ pub fn scatter_nd(
     let row_bytes = shape.inner * kernel.element_bytes();
     let tuple_count = shape.batches * shape.tuples;
     assert_eq!(updates.len(), tuple_count * row_bytes, "bytes of the updates");
-    assert_eq!(
-        dst.len(),
-        shape.batches * shape.rows() * row_bytes,
-        "bytes of the target"
-    );
+    assert_eq!(dst.len(), shape.batches * shape.rows() * row_bytes, "bytes of the target");
     for tuple in 0..tuple_count {
         shape.row(indices, tuple)?;
     }
@@ -336,10 +305,7 @@ fn check_elements(data_shape: &[usize], index_shape: &[usize], axis: usize, inde
     assert_eq!(index_shape.iter().product::<usize>(), index_count, "number of indices");
     let fits = |d: usize| d == axis || index_shape[d] <= data_shape[d];
     let all_fit = index_count == 0 || (0..data_shape.len()).all(fits);
-    assert!(
-        all_fit,
-        "indices of shape {index_shape:?} for data of shape {data_shape:?}"
-    );
+    assert!(all_fit, "indices of shape {index_shape:?} for data of shape {data_shape:?}");
 }
 
 /// The element of the data that the index at `position` names when it resolves to `offset` along the axis.

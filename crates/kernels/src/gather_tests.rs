@@ -39,31 +39,13 @@ fn an_index_out_of_range_is_named() {
             let src = vec![1; extent];
             let mut dst = [9; 2];
             let error = gather(exec, 1, extent, 1, &src, Indices::I64(&indices), &mut dst).unwrap_err();
-            assert_eq!(
-                error,
-                IndexError {
-                    position,
-                    index,
-                    extent
-                }
-            );
+            assert_eq!(error, IndexError { position, index, extent });
             assert_eq!(dst, [9; 2]);
-            let shape = TupleShape {
-                batches: 1,
-                tuples: 2,
-                extents: &[extent],
-                inner: 1,
-            };
-            assert_eq!(
-                gather_nd(exec, 1, shape, &src, Indices::I64(&indices), &mut dst),
-                Err(error)
-            );
+            let shape = TupleShape { batches: 1, tuples: 2, extents: &[extent], inner: 1 };
+            assert_eq!(gather_nd(exec, 1, shape, &src, Indices::I64(&indices), &mut dst), Err(error));
             let mut target = src.clone();
             let kernel = ScatterKernel::Copy(1);
-            assert_eq!(
-                scatter_nd(exec, kernel, shape, Indices::I64(&indices), &[5; 2], &mut target),
-                Err(error)
-            );
+            assert_eq!(scatter_nd(exec, kernel, shape, Indices::I64(&indices), &[5; 2], &mut target), Err(error));
             assert_eq!(target, src);
             let found = scatter_elements(kernel, &[extent], &[2], 0, Indices::I64(&indices), &[5; 2], &mut target);
             assert_eq!(found, Err(error));
@@ -71,15 +53,8 @@ fn an_index_out_of_range_is_named() {
             assert_eq!(found, Err(error));
         }
     });
-    let error = IndexError {
-        position: 1,
-        index: -4,
-        extent: 3,
-    };
-    assert_eq!(
-        error.to_string(),
-        "index -4 at position 1 is out of range for an axis of 3"
-    );
+    let error = IndexError { position: 1, index: -4, extent: 3 };
+    assert_eq!(error.to_string(), "index -4 at position 1 is out of range for an axis of 3");
 }
 
 #[test]
@@ -97,9 +72,7 @@ fn elements_are_gathered_and_scattered_along_any_axis() {
         let count: usize = index_shape.iter().product();
         let data: Vec<f32> = (0..size).map(|x| x as f32).collect();
         let extent = data_shape[axis];
-        let indices: Vec<i64> = (0..count)
-            .map(|_| lcg.below(2 * extent) as i64 - extent as i64)
-            .collect();
+        let indices: Vec<i64> = (0..count).map(|_| lcg.below(2 * extent) as i64 - extent as i64).collect();
         let offset = |position: usize| {
             let (mut rest, mut at, mut stride) = (position, 0, 1);
             for d in (0..data_shape.len()).rev() {
@@ -120,35 +93,15 @@ fn elements_are_gathered_and_scattered_along_any_axis() {
         for_each_exec(|exec| {
             let indices = Indices::I64(&indices);
             let mut dst = vec![0; count * 4];
-            gather_elements(
-                exec,
-                4,
-                &data_shape,
-                &index_shape,
-                axis,
-                &to_bytes(&data),
-                indices,
-                &mut dst,
-            )
-            .unwrap();
+            gather_elements(exec, 4, &data_shape, &index_shape, axis, &to_bytes(&data), indices, &mut dst).unwrap();
             assert_eq!(floats_of(&dst), gathered);
         });
-        for (kernel, expected) in [
-            (ScatterKernel::Copy(4), &replaced),
-            (ScatterKernel::F32(ScatterReduction::Add), &added),
-        ] {
+        for (kernel, expected) in
+            [(ScatterKernel::Copy(4), &replaced), (ScatterKernel::F32(ScatterReduction::Add), &added)]
+        {
             let mut dst = to_bytes(&data);
             let indices = Indices::I64(&indices);
-            scatter_elements(
-                kernel,
-                &data_shape,
-                &index_shape,
-                axis,
-                indices,
-                &to_bytes(&updates),
-                &mut dst,
-            )
-            .unwrap();
+            scatter_elements(kernel, &data_shape, &index_shape, axis, indices, &to_bytes(&updates), &mut dst).unwrap();
             assert_eq!(&floats_of(&dst), expected);
         }
     }
@@ -166,25 +119,16 @@ fn tuples_name_slices() {
     ] {
         let rows: usize = extents.iter().product();
         let src = lcg.bytes(batches * rows * inner * 2);
-        let shape = TupleShape {
-            batches,
-            tuples,
-            extents: &extents,
-            inner,
-        };
+        let shape = TupleShape { batches, tuples, extents: &extents, inner };
         let indices: Vec<i32> = (0..batches * tuples)
-            .flat_map(|_| {
-                extents
-                    .iter()
-                    .map(|&e| lcg.below(2 * e) as i32 - e as i32)
-                    .collect::<Vec<_>>()
-            })
+            .flat_map(|_| extents.iter().map(|&e| lcg.below(2 * e) as i32 - e as i32).collect::<Vec<_>>())
             .collect();
         let row_of = |tuple: usize| {
             let members = &indices[tuple * extents.len()..][..extents.len()];
-            let row = members.iter().zip(&extents).fold(0, |row, (&index, &extent)| {
-                row * extent + index.rem_euclid(extent as i32) as usize
-            });
+            let row = members
+                .iter()
+                .zip(&extents)
+                .fold(0, |row, (&index, &extent)| row * extent + index.rem_euclid(extent as i32) as usize);
             tuple / tuples * rows + row
         };
         let updates = lcg.bytes(batches * tuples * inner * 2);
@@ -210,12 +154,7 @@ fn tuples_name_slices() {
 #[test]
 fn reductions_join_repeated_indices_in_order() {
     for_each_exec(|exec| {
-        let shape = TupleShape {
-            batches: 1,
-            tuples: 3,
-            extents: &[2],
-            inner: 1,
-        };
+        let shape = TupleShape { batches: 1, tuples: 3, extents: &[2], inner: 1 };
         let indices = Indices::I64(&[1, 1, -1]);
         let run = |kernel, data: &[u8], updates: &[u8]| {
             let mut dst = data.to_vec();
@@ -229,16 +168,10 @@ fn reductions_join_repeated_indices_in_order() {
             (ScatterReduction::Min, -5),
             (ScatterReduction::Max, 7),
         ] {
-            assert_eq!(
-                run(ScatterKernel::I64(reduction), &data, &updates),
-                to_bytes(&[10_i64, expected])
-            );
+            assert_eq!(run(ScatterKernel::I64(reduction), &data, &updates), to_bytes(&[10_i64, expected]));
         }
-        let narrow = run(
-            ScatterKernel::I32(ScatterReduction::Add),
-            &to_bytes(&[1_i32, i32::MAX]),
-            &to_bytes(&[1, 0, 0]),
-        );
+        let narrow =
+            run(ScatterKernel::I32(ScatterReduction::Add), &to_bytes(&[1_i32, i32::MAX]), &to_bytes(&[1, 0, 0]));
         assert_eq!(narrow, to_bytes(&[1, i32::MIN]));
         let nan = run(
             ScatterKernel::F32(ScatterReduction::Max),

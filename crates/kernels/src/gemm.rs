@@ -39,13 +39,7 @@ impl MatrixB<'_> {
 
 /// Elements of scratch that `gemm` needs with a pool of this many threads; 0 when both operands are packed.
 pub fn gemm_scratch_len(isa: Isa, threads: usize, m: usize, n: usize, k: usize, a: Packing, b: Packing) -> usize {
-    let shape = DriveShape {
-        items: 1,
-        m,
-        n,
-        k,
-        c_stride: n,
-    };
+    let shape = DriveShape { items: 1, m, n, k, c_stride: n };
     drive_scratch_len(isa, threads, &shape, a == Packing::Plain, b == Packing::Plain)
 }
 
@@ -62,24 +56,9 @@ pub fn gemm(
     epilogue: &Epilogue,
     scratch: &mut [f32],
 ) {
-    let shape = DriveShape {
-        items: 1,
-        m,
-        n,
-        k,
-        c_stride,
-    };
-    let item = |_| Item {
-        a,
-        b: SourceB::Matrix(b),
-        c_start: 0,
-        bias: epilogue.bias,
-    };
-    let drive_epilogue = DriveEpilogue {
-        scale: 1.0,
-        residual: epilogue.residual,
-        activation: epilogue.activation,
-    };
+    let shape = DriveShape { items: 1, m, n, k, c_stride };
+    let item = |_| Item { a, b: SourceB::Matrix(b), c_start: 0, bias: epilogue.bias };
+    let drive_epilogue = DriveEpilogue { scale: 1.0, residual: epilogue.residual, activation: epilogue.activation };
     let (packs_a, packs_b) = (a.packing() == Packing::Plain, b.packing() == Packing::Plain);
     drive(exec, &shape, &item, packs_a, packs_b, &drive_epilogue, c, scratch);
 }
@@ -145,10 +124,7 @@ pub fn gemm_batched(
 ) {
     let BatchedGemm { batch, m, n, .. } = *batched;
     if batch > 1 && m > 0 {
-        assert!(
-            batched.c_batch_stride >= (m - 1) * batched.c_stride + n,
-            "the results of a batch overlap"
-        );
+        assert!(batched.c_batch_stride >= (m - 1) * batched.c_stride + n, "the results of a batch overlap");
     }
     let item = |index: usize| {
         let data = &a[(index * batched.a.batch_stride).min(a.len())..];
@@ -163,40 +139,16 @@ pub fn gemm_batched(
             Order::Rows => MatrixB::Rows { data, stride },
             Order::Columns => MatrixB::Columns { data, stride },
         };
-        Item {
-            a,
-            b: SourceB::Matrix(b),
-            c_start: index * batched.c_batch_stride,
-            bias: epilogue.bias,
-        }
+        Item { a, b: SourceB::Matrix(b), c_start: index * batched.c_batch_stride, bias: epilogue.bias }
     };
     let (residual, activation) = (epilogue.residual, epilogue.activation);
-    let drive_epilogue = DriveEpilogue {
-        scale: batched.alpha,
-        residual,
-        activation,
-    };
-    drive(
-        exec,
-        &batched.drive_shape(),
-        &item,
-        true,
-        true,
-        &drive_epilogue,
-        c,
-        scratch,
-    );
+    let drive_epilogue = DriveEpilogue { scale: batched.alpha, residual, activation };
+    drive(exec, &batched.drive_shape(), &item, true, true, &drive_epilogue, c, scratch);
 }
 
 impl BatchedGemm {
     fn drive_shape(&self) -> DriveShape {
-        DriveShape {
-            items: self.batch,
-            m: self.m,
-            n: self.n,
-            k: self.k,
-            c_stride: self.c_stride,
-        }
+        DriveShape { items: self.batch, m: self.m, n: self.n, k: self.k, c_stride: self.c_stride }
     }
 }
 

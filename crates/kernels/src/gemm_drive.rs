@@ -67,11 +67,7 @@ fn part_scratch_len(isa: Isa, shape: &DriveShape, packs_a: bool, packs_b: bool) 
     let TileShape { rows_max, cols } = tile_shape(isa);
     let k = shape.k.min(K_BLOCK);
     let a = if packs_a { rows_max.min(shape.m) * k } else { 0 };
-    let b = if packs_b {
-        block_columns(packs_a).min(shape.n.next_multiple_of(cols)) * k
-    } else {
-        0
-    };
+    let b = if packs_b { block_columns(packs_a).min(shape.n.next_multiple_of(cols)) * k } else { 0 };
     (a + b).next_multiple_of(16)
 }
 
@@ -96,19 +92,11 @@ pub(crate) fn drive<'a>(
     }
     let (isa, tile) = (exec.isa(), tile_shape(exec.isa()));
     let (tiles, panels) = (row_tiles(isa, shape.m), shape.n.div_ceil(tile.cols));
-    let threads = if estimate_ns(shape) < SPLIT_NS {
-        1
-    } else {
-        exec.threads()
-    };
+    let threads = if estimate_ns(shape) < SPLIT_NS { 1 } else { exec.threads() };
     let grid = choose_grid(threads, tile, [shape.items, tiles, panels]);
     let parts = grid.iter().product();
     let part_scratch = part_scratch_len(isa, shape, packs_a, packs_b);
-    assert!(
-        scratch.len() >= parts * part_scratch,
-        "scratch of {} for {parts}×{part_scratch}",
-        scratch.len()
-    );
+    assert!(scratch.len() >= parts * part_scratch, "scratch of {} for {parts}×{part_scratch}", scratch.len());
     let (c, scratch) = (SharedMut::new(c), SharedMut::new(scratch));
     exec.pool().run(parts, &|part| {
         let items = share(shape.items, grid[0], part / (grid[1] * grid[2]));
@@ -117,15 +105,7 @@ pub(crate) fn drive<'a>(
         // SAFETY: every part has its own stretch of the scratch.
         let scratch = unsafe { scratch.slice(part * part_scratch, part_scratch) };
         for index in items {
-            let block = Block {
-                isa,
-                tile,
-                shape,
-                item: item(index),
-                packs_a,
-                epilogue,
-                c: &c,
-            };
+            let block = Block { isa, tile, shape, item: item(index), packs_a, epilogue, c: &c };
             block.check();
             block.run(tiles.clone(), panels.clone(), scratch);
         }
@@ -134,11 +114,7 @@ pub(crate) fn drive<'a>(
 
 /// A rough time for one thread: arithmetic at 100 flops and weights at 20 bytes a nanosecond.
 fn estimate_ns(shape: &DriveShape) -> usize {
-    let products = shape
-        .items
-        .saturating_mul(shape.m)
-        .saturating_mul(shape.n)
-        .saturating_mul(shape.k);
+    let products = shape.items.saturating_mul(shape.m).saturating_mul(shape.n).saturating_mul(shape.k);
     products / 50 + shape.items.saturating_mul(shape.n).saturating_mul(shape.k) / 5
 }
 
@@ -148,11 +124,7 @@ fn choose_grid(threads: usize, tile: TileShape, counts: [usize; 3]) -> [usize; 3
     for by_items in (1..=threads.min(counts[0])).rev() {
         for by_tiles in 1..=(threads / by_items).min(counts[1]) {
             let by_panels = (threads / by_items / by_tiles).min(counts[2]);
-            let largest = [
-                counts[0].div_ceil(by_items),
-                counts[1].div_ceil(by_tiles),
-                counts[2].div_ceil(by_panels),
-            ];
+            let largest = [counts[0].div_ceil(by_items), counts[1].div_ceil(by_tiles), counts[2].div_ceil(by_panels)];
             let cost = part_cost(tile, largest);
             if cost < best.1 {
                 best = ([by_items, by_tiles, by_panels], cost);
@@ -206,19 +178,9 @@ impl Block<'_> {
             SourceB::Matrix(matrix) => matrix.check(k, n),
             SourceB::Image(_) => {}
         }
-        let c_end = (m - 1)
-            .saturating_mul(c_stride)
-            .saturating_add(n)
-            .saturating_add(self.item.c_start);
-        assert!(
-            c_stride >= n && self.c.len() >= c_end,
-            "C of {} for {m}×{n}",
-            self.c.len()
-        );
-        assert!(
-            self.epilogue.residual.is_none_or(|residual| residual.len() >= c_end),
-            "residual for {m}×{n}"
-        );
+        let c_end = (m - 1).saturating_mul(c_stride).saturating_add(n).saturating_add(self.item.c_start);
+        assert!(c_stride >= n && self.c.len() >= c_end, "C of {} for {m}×{n}", self.c.len());
+        assert!(self.epilogue.residual.is_none_or(|residual| residual.len() >= c_end), "residual for {m}×{n}");
         match self.item.bias {
             Bias::None => {}
             Bias::Rows(bias) => assert!(bias.len() >= m, "bias of {} for {m} rows", bias.len()),
@@ -228,11 +190,7 @@ impl Block<'_> {
 
     /// Computes the part of C in these row tiles and panels.
     fn run(&self, tiles: Range<usize>, panels: Range<usize>, scratch: &mut [f32]) {
-        let a_len = if self.packs_a {
-            self.tile.rows_max.min(self.shape.m) * self.shape.k.min(K_BLOCK)
-        } else {
-            0
-        };
+        let a_len = if self.packs_a { self.tile.rows_max.min(self.shape.m) * self.shape.k.min(K_BLOCK) } else { 0 };
         let (a_scratch, b_scratch) = scratch.split_at_mut(a_len);
         let panel_group = block_columns(self.packs_a) / self.tile.cols;
         let is_b_packed = matches!(self.item.b, SourceB::Matrix(MatrixB::Packed(_)));
@@ -282,10 +240,7 @@ impl Block<'_> {
             let cols = self.tile.cols.min(n - column);
             let b_panel = match b.last {
                 Some(last) if panel + 1 == panels.end => (last, self.tile.cols),
-                _ => (
-                    b.start.wrapping_add((panel - panels.start) * b.panel_stride),
-                    b.k_stride,
-                ),
+                _ => (b.start.wrapping_add((panel - panels.start) * b.panel_stride), b.k_stride),
             };
             let call = TileCall {
                 k: ks.len(),
@@ -320,18 +275,8 @@ impl Block<'_> {
             Bias::Rows(bias) => (bias[row..].as_ptr(), null()),
             Bias::Columns(bias) => (null(), bias[column..].as_ptr()),
         };
-        let residual = self
-            .epilogue
-            .residual
-            .map_or(null(), |residual| residual[c_start..].as_ptr());
-        Finish {
-            scale: self.epilogue.scale,
-            bias_rows,
-            bias_columns,
-            residual,
-            lo,
-            hi,
-        }
+        let residual = self.epilogue.residual.map_or(null(), |residual| residual[c_start..].as_ptr());
+        Finish { scale: self.epilogue.scale, bias_rows, bias_columns, residual, lo, hi }
     }
 
     /// The panels of B for one block of k: in place where they are packed or used too rarely to pack, else in scratch.
@@ -342,12 +287,7 @@ impl Block<'_> {
         match self.item.b {
             SourceB::Matrix(MatrixB::Packed(data)) => {
                 let start = data[panels.start * width * k + ks.start * width..].as_ptr();
-                PanelBlock {
-                    start,
-                    panel_stride: width * k,
-                    k_stride: width,
-                    last: None,
-                }
+                PanelBlock { start, panel_stride: width * k, k_stride: width, last: None }
             }
             SourceB::Matrix(matrix @ MatrixB::Rows { data, stride }) if tiles <= DIRECT_TILES_MAX && k > 0 => {
                 let start = data[ks.start * stride + panels.start * width..].as_ptr();
@@ -356,12 +296,7 @@ impl Block<'_> {
                     pack_b_panel(self.isa, width, matrix, ks, (panels.end - 1) * width..n, k, target);
                     target.as_ptr()
                 });
-                PanelBlock {
-                    start,
-                    panel_stride: width,
-                    k_stride: stride,
-                    last,
-                }
+                PanelBlock { start, panel_stride: width, k_stride: stride, last }
             }
             source => {
                 for panel in panels.clone() {
@@ -374,12 +309,7 @@ impl Block<'_> {
                         SourceB::Image(patches) => patches.pack_panel(self.isa, width, ks.clone(), columns, target),
                     }
                 }
-                PanelBlock {
-                    start: scratch.as_ptr(),
-                    panel_stride: panel_len,
-                    k_stride: width,
-                    last: None,
-                }
+                PanelBlock { start: scratch.as_ptr(), panel_stride: panel_len, k_stride: width, last: None }
             }
         }
     }

@@ -28,13 +28,9 @@ pub fn gemm_f64(exec: Exec, m: usize, n: usize, k: usize, a: MatrixF64, b: Matri
         return;
     }
     if m.saturating_mul(n).saturating_mul(k) < SPLIT_PRODUCTS {
-        return c
-            .chunks_mut(n)
-            .enumerate()
-            .for_each(|(row, target)| multiply_row(exec.isa(), row, k, a, b, target));
+        return c.chunks_mut(n).enumerate().for_each(|(row, target)| multiply_row(exec.isa(), row, k, a, b, target));
     }
-    exec.pool()
-        .chunks_mut(c, n, |row, target| multiply_row(exec.isa(), row, k, a, b, target));
+    exec.pool().chunks_mut(c, n, |row, target| multiply_row(exec.isa(), row, k, a, b, target));
 }
 
 multiversion! {
@@ -81,35 +77,18 @@ mod tests {
             let mut doubles = |len: usize| -> Vec<f64> { (0..len).map(|_| f64::from(lcg.float())).collect() };
             let (a, b) = (doubles(m * k), doubles(k * n));
             let transposed: Vec<f64> = (0..n * k).map(|index| b[index % k * n + index / k]).collect();
-            let left = MatrixF64 {
-                data: &a,
-                row_stride: k,
-                column_stride: 1,
-            };
+            let left = MatrixF64 { data: &a, row_stride: k, column_stride: 1 };
             let rights = [
-                MatrixF64 {
-                    data: &b,
-                    row_stride: n,
-                    column_stride: 1,
-                },
-                MatrixF64 {
-                    data: &transposed,
-                    row_stride: 1,
-                    column_stride: k,
-                },
+                MatrixF64 { data: &b, row_stride: n, column_stride: 1 },
+                MatrixF64 { data: &transposed, row_stride: 1, column_stride: k },
             ];
             for_each_exec(|exec| {
                 for right in rights {
                     let mut c = vec![f64::NAN; m * n];
                     gemm_f64(*exec, m, n, k, left, right, &mut c);
                     for (index, actual) in c.iter().enumerate() {
-                        let expected: f64 = (0..k)
-                            .map(|step| a[index / n * k + step] * b[step * n + index % n])
-                            .sum();
-                        assert!(
-                            (actual - expected).abs() <= 1e-13 * (k as f64),
-                            "{m}x{n}x{k} at {index}"
-                        );
+                        let expected: f64 = (0..k).map(|step| a[index / n * k + step] * b[step * n + index % n]).sum();
+                        assert!((actual - expected).abs() <= 1e-13 * (k as f64), "{m}x{n}x{k} at {index}");
                     }
                 }
             });

@@ -110,9 +110,7 @@ pub fn pack_b_int_into(
     let panel_bytes = panel_bytes(k);
     let panel_count = n.div_ceil(PANEL);
     let (panels, sums) = (SharedMut::new(panels), SharedMut::new(sums));
-    let panels_per_task = (64 * 1024_usize)
-        .div_ceil(panel_bytes.max(1))
-        .clamp(1, panel_count.max(1));
+    let panels_per_task = (64 * 1024_usize).div_ceil(panel_bytes.max(1)).clamp(1, panel_count.max(1));
     exec.pool().run(panel_count.div_ceil(panels_per_task), &|task| {
         for panel in task * panels_per_task..((task + 1) * panels_per_task).min(panel_count) {
             // SAFETY: each panel is packed once, and its bytes and sums are its own.
@@ -126,11 +124,7 @@ pub fn pack_b_int_into(
 
 /// Bytes of scratch for a product with these sizes.
 pub fn gemm_int_scratch_len(m: usize, k: usize, is_a_signed: bool) -> usize {
-    if reads_a_in_place(k, is_a_signed) {
-        0
-    } else {
-        m * k.next_multiple_of(DOT)
-    }
+    if reads_a_in_place(k, is_a_signed) { 0 } else { m * k.next_multiple_of(DOT) }
 }
 
 /// Writes the product to `c`, rows of which are `c_stride` apart.
@@ -159,11 +153,7 @@ pub fn gemm_int_scaled(
     if let Scales::Each(scales) = scale {
         assert_eq!(scales.len(), gemm.n, "length of the scales");
     }
-    assert!(
-        bias.is_none_or(|bias| bias.len() == gemm.n),
-        "length of the bias, expected {}",
-        gemm.n
-    );
+    assert!(bias.is_none_or(|bias| bias.len() == gemm.n), "length of the bias, expected {}", gemm.n);
     let shared = SharedMut::new(c);
     drive(exec, gemm, scratch, &|row, column, values| {
         // SAFETY: `drive` gives each element of the result once.
@@ -180,9 +170,7 @@ pub fn gemm_int_scaled(
 
 /// Computes tiles of the product and hands each row of them to `finish(row, first column, values)`, once.
 pub(crate) fn drive(exec: &Exec, gemm: &GemmInt, scratch: &mut [u8], finish: &(impl Fn(usize, usize, &[i32]) + Sync)) {
-    let &GemmInt {
-        m, n, k, is_a_signed, ..
-    } = gemm;
+    let &GemmInt { m, n, k, is_a_signed, .. } = gemm;
     assert_eq!(gemm.a.len(), m * k, "bytes of A");
     assert_eq!(gemm.packed_b.len(), packed_b_int_len(k, n), "bytes of the packed B");
     gemm.a_zero.check(m, "A");
@@ -195,11 +183,7 @@ pub(crate) fn drive(exec: &Exec, gemm: &GemmInt, scratch: &mut [u8], finish: &(i
         gemm.a
     } else {
         let len = gemm_int_scratch_len(m, k, is_a_signed);
-        assert!(
-            scratch.len() >= len,
-            "{} bytes of scratch, expected {len}",
-            scratch.len()
-        );
+        assert!(scratch.len() >= len, "{} bytes of scratch, expected {len}", scratch.len());
         let scratch = &mut scratch[..len];
         pad_rows(exec, k, gemm.a, is_a_signed, scratch);
         scratch
@@ -245,24 +229,12 @@ fn multiply_unit(
     for row in rows.clone().step_by(TILE_ROWS) {
         let count = TILE_ROWS.min(rows.end - row);
         let a = &a[row * a_stride..][..count * a_stride];
-        multiply_tile(
-            exec.isa(),
-            a,
-            a_stride,
-            b,
-            panel_bytes,
-            columns.div_ceil(PANEL).min(TILE_PANELS),
-            &mut tile,
-        );
+        multiply_tile(exec.isa(), a, a_stride, b, panel_bytes, columns.div_ceil(PANEL).min(TILE_PANELS), &mut tile);
         for (index, values) in tile[..count].iter_mut().enumerate() {
             // A signed A is read 128 higher.
             let shift = if gemm.is_a_signed { 128 } else { 0 };
             let a_zero = gemm.a_zero.get(row + index).wrapping_add(shift);
-            let row_sum = if needs_row_sums {
-                sum_bytes(exec.isa(), &a[index * a_stride..][..gemm.k])
-            } else {
-                0
-            };
+            let row_sum = if needs_row_sums { sum_bytes(exec.isa(), &a[index * a_stride..][..gemm.k]) } else { 0 };
             let row_term = row_sum.wrapping_sub((gemm.k as i32).wrapping_mul(a_zero));
             if needs_row_sums || a_zero != 0 {
                 apply_zeros(exec.isa(), values, row_term, &column_zeros, a_zero, &column_sums);
@@ -273,16 +245,8 @@ fn multiply_unit(
 }
 
 fn check_result(gemm: &GemmInt, c_len: usize, c_stride: usize) {
-    let needed = if gemm.m == 0 {
-        0
-    } else {
-        (gemm.m - 1) * c_stride + gemm.n
-    };
-    assert!(
-        c_stride >= gemm.n || gemm.m <= 1,
-        "rows of the result overlap: stride {c_stride} for {} columns",
-        gemm.n
-    );
+    let needed = if gemm.m == 0 { 0 } else { (gemm.m - 1) * c_stride + gemm.n };
+    assert!(c_stride >= gemm.n || gemm.m <= 1, "rows of the result overlap: stride {c_stride} for {} columns", gemm.n);
     assert!(c_len >= needed, "the result has {c_len} elements, expected {needed}");
 }
 

@@ -4,11 +4,7 @@ use super::*;
 use crate::test_data::{Lcg, for_each_exec};
 
 fn value(byte: u8, is_signed: bool) -> i64 {
-    if is_signed {
-        i64::from(byte as i8)
-    } else {
-        i64::from(byte)
-    }
+    if is_signed { i64::from(byte as i8) } else { i64::from(byte) }
 }
 
 struct Case {
@@ -104,13 +100,7 @@ fn products_equal_plain_loops() {
                     (&none, ZeroPoints::Scalar(0), ZeroPoints::Scalar(0)),
                 ] {
                     let mut c = vec![77; m * c_stride];
-                    gemm_int(
-                        exec,
-                        &case.gemm(&packed, a_zero, b_zero),
-                        &mut c,
-                        c_stride,
-                        &mut scratch,
-                    );
+                    gemm_int(exec, &case.gemm(&packed, a_zero, b_zero), &mut c, c_stride, &mut scratch);
                     let dense: Vec<i32> = c.chunks(c_stride).flat_map(|row| row[..n].to_vec()).collect();
                     assert_eq!(&dense, expected, "{m}x{n}x{k} signs {signs} on {:?}", exec.isa());
                     assert!(c.chunks(c_stride).all(|row| row[n..] == [77; 3]));
@@ -168,36 +158,17 @@ fn scaled_products_are_floats_of_the_product() {
         let packed = pack_b_int(k, n, &case.b, true, false);
         let (scales, bias) = (lcg.floats(n), lcg.floats(n));
         let product = case.expected(|_| 128, |_| 0);
-        let expected: Vec<f32> = (product.iter().enumerate())
-            .map(|(at, &x)| (x as f32 * scales[at % n] + bias[at % n]).max(0.0))
-            .collect();
+        let expected: Vec<f32> =
+            (product.iter().enumerate()).map(|(at, &x)| (x as f32 * scales[at % n] + bias[at % n]).max(0.0)).collect();
         let plain: Vec<f32> = product.iter().map(|&x| x as f32 * 0.25).collect();
         for_each_exec(|exec| {
             let gemm = case.gemm(&packed, ZeroPoints::Scalar(128), ZeroPoints::Scalar(0));
             let mut scratch = vec![0; gemm_int_scratch_len(m, k, false)];
             let mut c = vec![0.0; m * n];
             let scale = Scales::Each(&scales);
-            gemm_int_scaled(
-                exec,
-                &gemm,
-                scale,
-                Some(&bias),
-                Activation::Relu,
-                &mut c,
-                n,
-                &mut scratch,
-            );
+            gemm_int_scaled(exec, &gemm, scale, Some(&bias), Activation::Relu, &mut c, n, &mut scratch);
             assert_eq!(c, expected);
-            gemm_int_scaled(
-                exec,
-                &gemm,
-                Scales::Scalar(0.25),
-                None,
-                Activation::None,
-                &mut c,
-                n,
-                &mut scratch,
-            );
+            gemm_int_scaled(exec, &gemm, Scales::Scalar(0.25), None, Activation::None, &mut c, n, &mut scratch);
             assert_eq!(c, plain);
         });
     }

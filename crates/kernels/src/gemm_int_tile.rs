@@ -31,14 +31,8 @@ pub(crate) fn multiply_tile(
         return;
     }
     let rows = a.len() / a_stride;
-    assert!(
-        a_stride.is_multiple_of(DOT) && panel_bytes == a_stride * PANEL,
-        "A and B of different depth"
-    );
-    assert!(
-        (1..=TILE_ROWS).contains(&rows) && (1..=TILE_PANELS).contains(&panels),
-        "tile of {rows}x{panels}"
-    );
+    assert!(a_stride.is_multiple_of(DOT) && panel_bytes == a_stride * PANEL, "A and B of different depth");
+    assert!((1..=TILE_ROWS).contains(&rows) && (1..=TILE_PANELS).contains(&panels), "tile of {rows}x{panels}");
     assert!(b.len() >= panels * panel_bytes, "bytes of the panels");
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -52,18 +46,9 @@ pub(crate) fn multiply_tile(
 
 fn multiply_portable(a: &[u8], a_stride: usize, b: &[u8], panel_bytes: usize, panels: usize, tile: &mut Tile) {
     for (row, values) in a.chunks_exact(a_stride).zip(tile.iter_mut()) {
-        for (panel, values) in b
-            .chunks_exact(panel_bytes)
-            .zip(values.as_chunks_mut::<PANEL>().0)
-            .take(panels)
-        {
+        for (panel, values) in b.chunks_exact(panel_bytes).zip(values.as_chunks_mut::<PANEL>().0).take(panels) {
             let mut sums = [0_i32; PANEL];
-            for (a, b) in row
-                .as_chunks::<DOT>()
-                .0
-                .iter()
-                .zip(panel.as_chunks::<{ PANEL * DOT }>().0)
-            {
+            for (a, b) in row.as_chunks::<DOT>().0.iter().zip(panel.as_chunks::<{ PANEL * DOT }>().0) {
                 for (sum, b) in sums.iter_mut().zip(b.as_chunks::<DOT>().0) {
                     let product = |step: usize| i32::from(a[step]) * i32::from(b[step] as i8);
                     *sum = sum.wrapping_add(product(0) + product(1) + product(2) + product(3));
@@ -131,12 +116,7 @@ mod x86 {
             }
             for (row, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: four bytes of row `row`, which has `a_stride`.
-                let dot = unsafe {
-                    a.as_ptr()
-                        .add(row * a_stride + group * DOT)
-                        .cast::<i32>()
-                        .read_unaligned()
-                };
+                let dot = unsafe { a.as_ptr().add(row * a_stride + group * DOT).cast::<i32>().read_unaligned() };
                 let dot = _mm512_set1_epi32(dot);
                 for (sum, columns) in sums.iter_mut().zip(&columns) {
                     *sum = _mm512_dpbusd_epi32(*sum, dot, *columns);

@@ -92,11 +92,9 @@ impl MatrixA<'_> {
         match self {
             MatrixA::Rows { data, stride } => check_strided("rows of A", data.len(), m, k, stride),
             MatrixA::Columns { data, stride } => check_strided("columns of A", data.len(), k, m, stride),
-            MatrixA::Packed(data) => assert!(
-                data.len() >= m.saturating_mul(k),
-                "packed A of {} for {m}×{k}",
-                data.len()
-            ),
+            MatrixA::Packed(data) => {
+                assert!(data.len() >= m.saturating_mul(k), "packed A of {} for {m}×{k}", data.len())
+            }
         }
     }
 }
@@ -107,25 +105,16 @@ impl MatrixB<'_> {
         match self {
             MatrixB::Rows { data, stride } => check_strided("rows of B", data.len(), k, n, stride),
             MatrixB::Columns { data, stride } => check_strided("columns of B", data.len(), n, k, stride),
-            MatrixB::Packed(data) => assert!(
-                data.len() >= k.saturating_mul(n),
-                "packed B of {} for {k}×{n}",
-                data.len()
-            ),
+            MatrixB::Packed(data) => {
+                assert!(data.len() >= k.saturating_mul(n), "packed B of {} for {k}×{n}", data.len())
+            }
         }
     }
 }
 
 fn check_strided(what: &str, len: usize, count: usize, each: usize, stride: usize) {
-    let needed = if count == 0 || each == 0 {
-        0
-    } else {
-        (count - 1).saturating_mul(stride).saturating_add(each)
-    };
-    assert!(
-        len >= needed,
-        "{count} {what} of {each}, {stride} apart, in {len} elements"
-    );
+    let needed = if count == 0 || each == 0 { 0 } else { (count - 1).saturating_mul(stride).saturating_add(each) };
+    assert!(len >= needed, "{count} {what} of {each}, {stride} apart, in {len} elements");
 }
 
 /// Packs one row tile for a range of k. `isa` says which instructions to use, not which form. `target` has a group of
@@ -143,15 +132,7 @@ pub(crate) fn pack_a_tile(
     match a {
         MatrixA::Rows { data, stride } => {
             if !ks.is_empty() {
-                transpose(
-                    isa,
-                    &data[rows.start * stride + ks.start..],
-                    stride,
-                    height,
-                    ks.len(),
-                    target,
-                    height,
-                );
+                transpose(isa, &data[rows.start * stride + ks.start..], stride, height, ks.len(), target, height);
             }
         }
         MatrixA::Columns { data, stride } => {
@@ -202,15 +183,7 @@ pub(crate) fn pack_b_panel(
             }
             for first in (0..live).step_by(LANES) {
                 let source = &data[(columns.start + first) * stride + ks.start..];
-                transpose(
-                    isa,
-                    source,
-                    stride,
-                    LANES.min(live - first),
-                    ks.len(),
-                    &mut target[first..],
-                    width,
-                );
+                transpose(isa, source, stride, LANES.min(live - first), ks.len(), &mut target[first..], width);
             }
         }
         MatrixB::Packed(data) => {
@@ -356,32 +329,10 @@ mod tests {
         let b_transposed: Vec<f32> = (0..n * k).map(|index| b[index % k * n + index / k]).collect();
         for isa in Isa::ALL {
             let packed = pack_a(isa, m, k, MatrixA::Rows { data: &a, stride: k });
-            assert_eq!(
-                packed,
-                pack_a(
-                    isa,
-                    m,
-                    k,
-                    MatrixA::Columns {
-                        data: &a_transposed,
-                        stride: m
-                    }
-                )
-            );
+            assert_eq!(packed, pack_a(isa, m, k, MatrixA::Columns { data: &a_transposed, stride: m }));
             assert_eq!(packed, pack_a(isa, m, k, MatrixA::Packed(&packed)));
             let packed = pack_b(isa, k, n, MatrixB::Rows { data: &b, stride: n });
-            assert_eq!(
-                packed,
-                pack_b(
-                    isa,
-                    k,
-                    n,
-                    MatrixB::Columns {
-                        data: &b_transposed,
-                        stride: k
-                    }
-                )
-            );
+            assert_eq!(packed, pack_b(isa, k, n, MatrixB::Columns { data: &b_transposed, stride: k }));
             assert_eq!(packed.len(), packed_b_len(isa, k, n));
         }
     }

@@ -26,34 +26,18 @@ fn assert_near(actual: &[f32], expected: &[(f64, f64)], what: &str) {
     assert_eq!(actual.len(), expected.len(), "{what}");
     for (index, (actual, (value, tolerance))) in actual.iter().zip(expected).enumerate() {
         let error = (f64::from(*actual) - value).abs();
-        assert!(
-            error <= *tolerance,
-            "{what}: element {index} is {actual}, expected {value} ± {tolerance}"
-        );
+        assert!(error <= *tolerance, "{what}: element {index} is {actual}, expected {value} ± {tolerance}");
     }
 }
 
 fn transposed(rows: usize, columns: usize, data: &[f32]) -> Vec<f32> {
-    (0..rows * columns)
-        .map(|index| data[index % rows * columns + index / rows])
-        .collect()
+    (0..rows * columns).map(|index| data[index % rows * columns + index / rows]).collect()
 }
 
 fn multiply(exec: Exec, m: usize, n: usize, k: usize, a: MatrixA, b: MatrixB, epilogue: &Epilogue) -> Vec<f32> {
     let scratch_len = gemm_scratch_len(exec.isa(), exec.threads(), m, n, k, a.packing(), b.packing());
     let mut c = vec![f32::NAN; m * n];
-    gemm(
-        exec,
-        m,
-        n,
-        k,
-        a,
-        b,
-        &mut c,
-        n,
-        epilogue,
-        &mut vec![f32::NAN; scratch_len],
-    );
+    gemm(exec, m, n, k, a, b, &mut c, n, epilogue, &mut vec![f32::NAN; scratch_len]);
     c
 }
 
@@ -96,48 +80,28 @@ fn products_match_plain_loops_for_every_layout() {
         for isa in supported() {
             let (a_packed, b_packed) = (
                 pack_a(isa, m, k, MatrixA::Rows { data: &a, stride: k }),
-                pack_b(
-                    isa,
-                    k,
-                    n,
-                    MatrixB::Columns {
-                        data: &b_columns,
-                        stride: k,
-                    },
-                ),
+                pack_b(isa, k, n, MatrixB::Columns { data: &b_columns, stride: k }),
             );
             let lefts = [
                 MatrixA::Rows { data: &a, stride: k },
-                MatrixA::Columns {
-                    data: &a_columns,
-                    stride: m,
-                },
+                MatrixA::Columns { data: &a_columns, stride: m },
                 MatrixA::Packed(&a_packed),
             ];
             let rights = [
                 MatrixB::Rows { data: &b, stride: n },
-                MatrixB::Columns {
-                    data: &b_columns,
-                    stride: k,
-                },
+                MatrixB::Columns { data: &b_columns, stride: k },
                 MatrixB::Packed(&b_packed),
             ];
             let mut first: Option<Vec<f32>> = None;
             for threads in [1, 2, 3, 4] {
                 let pool = ThreadPool::new(threads);
                 let exec = Exec::new(isa, &pool).unwrap();
-                for (left, right) in lefts
-                    .iter()
-                    .flat_map(|left| rights.iter().map(move |right| (left, right)))
-                {
+                for (left, right) in lefts.iter().flat_map(|left| rights.iter().map(move |right| (left, right))) {
                     let c = multiply(exec, m, n, k, *left, *right, &Epilogue::default());
                     let what = format!("{isa:?} {m}x{n}x{k} on {threads} threads");
                     assert_near(&c, &expected, &what);
                     let first = first.get_or_insert_with(|| c.clone());
-                    assert!(
-                        first.iter().zip(&c).all(|(x, y)| x.to_bits() == y.to_bits()),
-                        "{what}: other bits"
-                    );
+                    assert!(first.iter().zip(&c).all(|(x, y)| x.to_bits() == y.to_bits()), "{what}: other bits");
                 }
             }
         }
@@ -154,25 +118,9 @@ fn the_rows_of_a_product_do_not_depend_on_their_number() {
         let exec = Exec::new(isa, &pool).unwrap();
         let packed = pack_b(isa, k, n, MatrixB::Rows { data: &b, stride: n });
         let right = MatrixB::Packed(&packed);
-        let whole = multiply(
-            exec,
-            m,
-            n,
-            k,
-            MatrixA::Rows { data: &a, stride: k },
-            right,
-            &Epilogue::default(),
-        );
+        let whole = multiply(exec, m, n, k, MatrixA::Rows { data: &a, stride: k }, right, &Epilogue::default());
         for rows in 1..m {
-            let part = multiply(
-                exec,
-                rows,
-                n,
-                k,
-                MatrixA::Rows { data: &a, stride: k },
-                right,
-                &Epilogue::default(),
-            );
+            let part = multiply(exec, rows, n, k, MatrixA::Rows { data: &a, stride: k }, right, &Epilogue::default());
             assert_eq!(part, whole[..rows * n], "{isa:?} {rows} rows");
         }
     }
@@ -186,15 +134,8 @@ fn long_sums_of_equal_terms_keep_the_tolerance() {
     let pool = ThreadPool::new(1);
     for isa in supported() {
         let exec = Exec::new(isa, &pool).unwrap();
-        let (a, b) = (
-            MatrixA::Rows { data: &a, stride: k },
-            MatrixB::Rows { data: &b, stride: 1 },
-        );
-        assert_near(
-            &multiply(exec, 1, 1, k, a, b, &Epilogue::default()),
-            &expected,
-            isa.name(),
-        );
+        let (a, b) = (MatrixA::Rows { data: &a, stride: k }, MatrixB::Rows { data: &b, stride: 1 });
+        assert_near(&multiply(exec, 1, 1, k, a, b, &Epilogue::default()), &expected, isa.name());
     }
 }
 
@@ -207,23 +148,12 @@ fn epilogues_add_before_they_activate() {
         let pool = ThreadPool::new(2);
         for isa in supported() {
             let exec = Exec::new(isa, &pool).unwrap();
-            let (left, right) = (
-                MatrixA::Rows { data: &a, stride: k },
-                MatrixB::Rows { data: &b, stride: n },
-            );
+            let (left, right) = (MatrixA::Rows { data: &a, stride: k }, MatrixB::Rows { data: &b, stride: n });
             let plain = multiply(exec, m, n, k, left, right, &Epilogue::default());
             for bias in [Bias::None, Bias::Rows(&row_bias), Bias::Columns(&column_bias)] {
                 for residual in [None, Some(&residual[..])] {
-                    for activation in [
-                        Activation::None,
-                        Activation::Clamp { lo: -1.0, hi: 2.5 },
-                        Activation::Silu,
-                    ] {
-                        let epilogue = Epilogue {
-                            bias,
-                            residual,
-                            activation,
-                        };
+                    for activation in [Activation::None, Activation::Clamp { lo: -1.0, hi: 2.5 }, Activation::Silu] {
+                        let epilogue = Epilogue { bias, residual, activation };
                         let actual = multiply(exec, m, n, k, left, right, &epilogue);
                         for (index, actual) in actual.iter().enumerate() {
                             let added = match bias {
@@ -238,10 +168,7 @@ fn epilogues_add_before_they_activate() {
                                 _ => sum,
                             };
                             let error = (f64::from(*actual) - expected).abs();
-                            assert!(
-                                error <= 1e-6 * expected.abs().max(1.0),
-                                "{isa:?} {epilogue:?} at {index}"
-                            );
+                            assert!(error <= 1e-6 * expected.abs().max(1.0), "{isa:?} {epilogue:?} at {index}");
                         }
                     }
                 }
@@ -256,14 +183,8 @@ fn a_nan_passes_relu() {
     for isa in supported() {
         let exec = Exec::new(isa, &pool).unwrap();
         let (a, b) = ([f32::NAN, 0.0], vec![1.0; 40]);
-        let epilogue = Epilogue {
-            activation: Activation::Relu,
-            ..Epilogue::default()
-        };
-        let (left, right) = (
-            MatrixA::Rows { data: &a, stride: 1 },
-            MatrixB::Rows { data: &b, stride: 40 },
-        );
+        let epilogue = Epilogue { activation: Activation::Relu, ..Epilogue::default() };
+        let (left, right) = (MatrixA::Rows { data: &a, stride: 1 }, MatrixB::Rows { data: &b, stride: 40 });
         let c = multiply(exec, 2, 40, 1, left, right, &epilogue);
         assert!(c[..40].iter().all(|value| value.is_nan()) && c[40..].iter().all(|value| *value == 0.0));
     }
@@ -280,24 +201,10 @@ fn strides_leave_the_gaps_alone() {
     let pool = ThreadPool::new(2);
     for isa in supported() {
         let exec = Exec::new(isa, &pool).unwrap();
-        let (left, right) = (
-            MatrixA::Rows { data: &a, stride: 11 },
-            MatrixB::Rows { data: &b, stride: 50 },
-        );
+        let (left, right) = (MatrixA::Rows { data: &a, stride: 11 }, MatrixB::Rows { data: &b, stride: 50 });
         let mut c = vec![-7.0; (m - 1) * 40 + n];
         let scratch_len = gemm_scratch_len(isa, 2, m, n, k, left.packing(), right.packing());
-        gemm(
-            exec,
-            m,
-            n,
-            k,
-            left,
-            right,
-            &mut c,
-            40,
-            &Epilogue::default(),
-            &mut vec![0.0; scratch_len],
-        );
+        gemm(exec, m, n, k, left, right, &mut c, 40, &Epilogue::default(), &mut vec![0.0; scratch_len]);
         for (row, values) in c.chunks(40).enumerate() {
             assert_near(&values[..n], &expected[row * n..(row + 1) * n], isa.name());
             assert!(values[n..].iter().all(|value| *value == -7.0));
@@ -320,31 +227,15 @@ fn batches_match_single_products() {
                 m,
                 n,
                 k,
-                a: BatchedOperand {
-                    order: Order::Rows,
-                    stride: k,
-                    batch_stride: m * k,
-                },
-                b: BatchedOperand {
-                    order: Order::Columns,
-                    stride: k,
-                    batch_stride: 0,
-                },
+                a: BatchedOperand { order: Order::Rows, stride: k, batch_stride: m * k },
+                b: BatchedOperand { order: Order::Columns, stride: k, batch_stride: 0 },
                 c_stride: n,
                 c_batch_stride: m * n,
                 alpha,
             };
             let mut c = vec![f32::NAN; batch * m * n];
             let mut scratch = vec![0.0; gemm_batched_scratch_len(isa, threads, &batched)];
-            gemm_batched(
-                exec,
-                &batched,
-                &a,
-                &b_columns,
-                &mut c,
-                &Epilogue::default(),
-                &mut scratch,
-            );
+            gemm_batched(exec, &batched, &a, &b_columns, &mut c, &Epilogue::default(), &mut scratch);
             for (a, c) in a.chunks(m * k).zip(c.chunks(m * n)) {
                 let expected: Vec<(f64, f64)> = reference(m, n, k, a, &b)
                     .iter()

@@ -143,10 +143,7 @@ unsafe fn tile_portable<const ROWS: usize>(call: &TileCall) {
 use x86::{tile_avx2, tile_avx512};
 
 #[cfg(target_arch = "x86_64")]
-#[allow(
-    clippy::needless_range_loop,
-    reason = "loops over plain indices are unrolled, which keeps sums in registers"
-)]
+#[allow(clippy::needless_range_loop, reason = "loops over plain indices are unrolled, which keeps sums in registers")]
 mod x86 {
     use super::{TileCall, store_each};
     use std::arch::x86_64::*;

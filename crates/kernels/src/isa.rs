@@ -24,11 +24,7 @@ impl Isa {
 
     /// The most demanding instruction set of this machine.
     pub fn detect() -> Isa {
-        Isa::ALL
-            .into_iter()
-            .rev()
-            .find(|isa| isa.is_supported())
-            .unwrap_or(Isa::Portable)
+        Isa::ALL.into_iter().rev().find(|isa| isa.is_supported()).unwrap_or(Isa::Portable)
     }
 
     /// Whether this machine has every instruction of the set.

@@ -66,10 +66,7 @@ fn in_f64(function: Function, x: f64) -> f64 {
             let tail = 0.5 * erfc(x.abs() * std::f64::consts::FRAC_1_SQRT_2);
             times(x, if x < 0.0 { tail } else { 1.0 - tail })
         }
-        Function::GeluTanh => times(
-            x,
-            sigmoid(2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)),
-        ),
+        Function::GeluTanh => times(x, sigmoid(2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x))),
         Function::Silu => times(x, sigmoid(x)),
         Function::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p() + if x.is_nan() { x } else { 0.0 },
         Function::Mish => {
@@ -81,23 +78,8 @@ fn in_f64(function: Function, x: f64) -> f64 {
 
 /// Every sign and exponent with a spread of mantissas, a dense linear range, and the special values.
 fn sweep() -> Vec<f32> {
-    let mut values = vec![
-        0.0,
-        -0.0,
-        1.0,
-        -1.0,
-        f32::INFINITY,
-        f32::NEG_INFINITY,
-        f32::NAN,
-        f32::MIN,
-        f32::MAX,
-    ];
-    values.extend([
-        f32::MIN_POSITIVE,
-        -f32::MIN_POSITIVE,
-        f32::from_bits(1),
-        -f32::from_bits(1),
-    ]);
+    let mut values = vec![0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MIN, f32::MAX];
+    values.extend([f32::MIN_POSITIVE, -f32::MIN_POSITIVE, f32::from_bits(1), -f32::from_bits(1)]);
     values.extend((0..=u32::MAX >> 13).map(|bits| f32::from_bits((bits << 13) | 0x0a5a)));
     values.extend((-210_000..210_000).map(|step| step as f32 * 5.1e-4));
     values
@@ -116,11 +98,7 @@ fn worst(isa: Isa, function: Function, values: &[f32]) -> (f64, f32) {
         }
         (ulp_error(y, expected), x)
     };
-    values
-        .iter()
-        .zip(&results)
-        .map(error)
-        .fold((0.0, 0.0), |a, b| if b.0 > a.0 { b } else { a })
+    values.iter().zip(&results).map(error).fold((0.0, 0.0), |a, b| if b.0 > a.0 { b } else { a })
 }
 
 #[test]
@@ -155,11 +133,8 @@ fn gelus_are_accurate_relative_to_their_result() {
     let values = sweep();
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
         for function in [Function::Gelu, Function::GeluTanh] {
-            let near: Vec<f32> = values
-                .iter()
-                .copied()
-                .filter(|x| x.is_nan() || x.abs() >= 100.0 || x.abs() < 3.0)
-                .collect();
+            let near: Vec<f32> =
+                values.iter().copied().filter(|x| x.is_nan() || x.abs() >= 100.0 || x.abs() < 3.0).collect();
             let (error, x) = worst(isa, function, &near);
             println!("{isa:?} {function:?} near: {error:.2} ulp at {x:e}");
             assert!(error <= 16.0, "{isa:?} {function:?}({x:e}): {error} ulp");
@@ -173,14 +148,8 @@ fn gelus_are_accurate_relative_to_their_result() {
 #[test]
 fn zeros_keep_their_sign() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
-        for function in [
-            Function::Expm1,
-            Function::Log1p,
-            Function::Sin,
-            Function::Tanh,
-            Function::Erf,
-            Function::Gelu,
-        ] {
+        for function in [Function::Expm1, Function::Log1p, Function::Sin, Function::Tanh, Function::Erf, Function::Gelu]
+        {
             let mut results = [1.0; 2];
             apply(isa, function, &[0.0, -0.0], &mut results);
             let bits = results.map(f32::to_bits);

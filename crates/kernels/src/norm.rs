@@ -39,10 +39,7 @@ pub fn layer_norm(
         None => (&mut [][..], &mut [][..]),
     };
     let has_statistics = !mean.is_empty();
-    assert!(
-        !has_statistics || (mean.len() == rows && inverse_deviation.len() == rows),
-        "length of the statistics"
-    );
+    assert!(!has_statistics || (mean.len() == rows && inverse_deviation.len() == rows), "length of the statistics");
     let (mean, inverse_deviation) = (SharedMut::new(mean), SharedMut::new(inverse_deviation));
     for_each_row(exec, rows, cols, src, dst, |row, x, y| {
         let found = layer_norm_row(exec.isa(), x, scale, bias, epsilon, y);
@@ -68,9 +65,7 @@ pub fn rms_norm(
 ) {
     check_rows(rows, cols, src, dst);
     check_columns(cols, scale, None);
-    for_each_row(exec, rows, cols, src, dst, |_, x, y| {
-        rms_norm_row(exec.isa(), x, scale, epsilon, y)
-    });
+    for_each_row(exec, rows, cols, src, dst, |_, x, y| rms_norm_row(exec.isa(), x, scale, epsilon, y));
 }
 
 /// `[batch, groups · channels_per_group, elements]`. Instance normalisation has one channel a group.
@@ -96,12 +91,7 @@ pub fn group_norm(
     epsilon: f32,
     dst: &mut [f32],
 ) {
-    let GroupNormShape {
-        batch,
-        groups,
-        channels_per_group,
-        elements,
-    } = shape;
+    let GroupNormShape { batch, groups, channels_per_group, elements } = shape;
     let (rows, cols) = (batch * groups, channels_per_group * elements);
     check_rows(rows, cols, src, dst);
     check_columns(groups * channels_per_group, scale, bias);
@@ -147,14 +137,8 @@ fn check_rows(rows: usize, cols: usize, src: &[f32], dst: &[f32]) {
 }
 
 fn check_columns(cols: usize, scale: Option<&[f32]>, bias: Option<&[f32]>) {
-    assert!(
-        scale.is_none_or(|scale| scale.len() == cols),
-        "length of the scale, expected {cols}"
-    );
-    assert!(
-        bias.is_none_or(|bias| bias.len() == cols),
-        "length of the bias, expected {cols}"
-    );
+    assert!(scale.is_none_or(|scale| scale.len() == cols), "length of the scale, expected {cols}");
+    assert!(bias.is_none_or(|bias| bias.len() == cols), "length of the bias, expected {cols}");
 }
 
 /// Calls `body(row, source, target)` for each row, several on a task.
@@ -292,21 +276,9 @@ mod tests {
             for_each_exec(|exec| {
                 let mut dst = vec![0.0; src.len()];
                 let (mut mean, mut inverse) = (vec![0.0; means.len()], vec![0.0; means.len()]);
-                let statistics = (cols > 0).then_some(NormStatistics {
-                    mean: &mut mean,
-                    inverse_deviation: &mut inverse,
-                });
-                layer_norm(
-                    exec,
-                    rows,
-                    cols,
-                    &src,
-                    Some(&scale),
-                    Some(&bias),
-                    1e-5,
-                    &mut dst,
-                    statistics,
-                );
+                let statistics =
+                    (cols > 0).then_some(NormStatistics { mean: &mut mean, inverse_deviation: &mut inverse });
+                layer_norm(exec, rows, cols, &src, Some(&scale), Some(&bias), 1e-5, &mut dst, statistics);
                 assert_close(&dst, &expected, 1e-5, 5e-5, "layer_norm");
                 assert_close(&mean, &means, 1e-6, 0.0, "mean");
                 assert_close(&inverse, &inverses, 1e-5, 0.0, "inverse deviation");
@@ -338,12 +310,7 @@ mod tests {
     fn group_norm_matches_f64() {
         let mut lcg = Lcg::new(8);
         for (batch, groups, channels_per_group, elements) in [(2, 3, 4, 49), (1, 8, 1, 100), (2, 2, 2, 0)] {
-            let shape = GroupNormShape {
-                batch,
-                groups,
-                channels_per_group,
-                elements,
-            };
+            let shape = GroupNormShape { batch, groups, channels_per_group, elements };
             let channels = groups * channels_per_group;
             let src = lcg.floats(batch * channels * elements);
             let (scale, bias) = (lcg.floats(channels), lcg.floats(channels));
@@ -374,9 +341,7 @@ mod tests {
                 let (n, c, i) = (index / inner / channels, index / inner % channels, index % inner);
                 let low = c.saturating_sub((size - 1) / 2);
                 let high = (c + size / 2).min(channels - 1);
-                let square: f64 = (low..=high)
-                    .map(|c| f64::from(src[(n * channels + c) * inner + i]).powi(2))
-                    .sum();
+                let square: f64 = (low..=high).map(|c| f64::from(src[(n * channels + c) * inner + i]).powi(2)).sum();
                 expected.push(f64::from(src[index]) / (2.0 + 0.5 / size as f64 * square).powf(0.75));
             }
             for_each_exec(|exec| {

@@ -235,11 +235,7 @@ fn select_values<T: Copy>(condition: &[u8], on_true: &[T], on_false: &[T], dst: 
 
 fn floor_mod(x: f32, y: f32) -> f32 {
     let rest = x % y;
-    if rest != 0.0 && (rest < 0.0) != (y < 0.0) {
-        rest + y
-    } else {
-        rest
-    }
+    if rest != 0.0 && (rest < 0.0) != (y < 0.0) { rest + y } else { rest }
 }
 
 /// The integer functions, once for each type: `unary` and `binary` of that name.

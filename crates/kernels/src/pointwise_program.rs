@@ -73,13 +73,10 @@ impl PointwiseProgram {
             let (needed, limit) = (instructions.len(), INSTRUCTIONS_MAX);
             return Err(PointwiseError::TooManyRegisters { needed, limit });
         }
-        let element_count = shape
-            .iter()
-            .try_fold(1_usize, |count, &extent| count.checked_mul(extent));
+        let element_count = shape.iter().try_fold(1_usize, |count, &extent| count.checked_mul(extent));
         // Bytes must fit too; 8 is the widest lane.
-        let element_count = element_count
-            .filter(|count| *count <= isize::MAX as usize / 8)
-            .ok_or(PointwiseError::TooLarge)?;
+        let element_count =
+            element_count.filter(|count| *count <= isize::MAX as usize / 8).ok_or(PointwiseError::TooLarge)?;
         let (extents, strides) = merge_dimensions(shape, inputs)?;
         let inputs = (inputs.iter().zip(strides))
             .map(|(spec, strides)| Input::new(spec.lane, strides, &extents))
@@ -92,19 +89,10 @@ impl PointwiseProgram {
         let tile = BUFFER_BYTES / (slot_count.max(1) * width) / TILE_STEP * TILE_STEP;
         if tile == 0 {
             let limit = BUFFER_BYTES / (width * TILE_STEP);
-            return Err(PointwiseError::TooManyRegisters {
-                needed: slot_count,
-                limit,
-            });
+            return Err(PointwiseError::TooManyRegisters { needed: slot_count, limit });
         }
-        let tile = tile
-            .min(TILE_MAX)
-            .min(element_count.next_multiple_of(TILE_STEP).max(TILE_STEP));
-        let row = extents
-            .last()
-            .copied()
-            .filter(|&extent| extent >= ROW_MIN)
-            .unwrap_or(element_count.max(1));
+        let tile = tile.min(TILE_MAX).min(element_count.next_multiple_of(TILE_STEP).max(TILE_STEP));
+        let row = extents.last().copied().filter(|&extent| extent >= ROW_MIN).unwrap_or(element_count.max(1));
         let direct_outputs = find_direct_outputs(&instructions, &inputs, &lanes, &output_lanes);
         let weight = instructions.iter().map(weight).sum::<usize>().max(1);
         Ok(PointwiseProgram {
@@ -135,9 +123,7 @@ impl Input {
         let mut last = 0_usize;
         for (&extent, &stride) in extents.iter().zip(&strides) {
             let distance = extent.saturating_sub(1).checked_mul(stride);
-            last = distance
-                .and_then(|distance| last.checked_add(distance))
-                .ok_or(PointwiseError::TooLarge)?;
+            last = distance.and_then(|distance| last.checked_add(distance)).ok_or(PointwiseError::TooLarge)?;
         }
         if last >= isize::MAX as usize / 8 {
             return Err(PointwiseError::TooLarge);
@@ -156,12 +142,7 @@ impl Input {
         } else {
             Access::Strided
         };
-        Ok(Input {
-            lane,
-            strides,
-            reach,
-            access,
-        })
+        Ok(Input { lane, strides, reach, access })
     }
 }
 
@@ -203,35 +184,20 @@ fn check_lanes(instructions: &[Instruction], inputs: &[Lane], outputs: &[Lane]) 
     let mut lanes: Vec<Lane> = Vec::with_capacity(instructions.len());
     let mut store_counts = vec![0; outputs.len()];
     for (index, instruction) in instructions.iter().enumerate() {
-        let undefined = |operand: String| PointwiseError::Undefined {
-            instruction: index,
-            operand,
-        };
-        let mismatch = |detail: String| PointwiseError::LaneMismatch {
-            instruction: index,
-            detail,
-        };
+        let undefined = |operand: String| PointwiseError::Undefined { instruction: index, operand };
+        let mismatch = |detail: String| PointwiseError::LaneMismatch { instruction: index, detail };
         let lane_of = |Register(register): Register| match instructions.get(register) {
             Some(Instruction::Store { .. }) | None => Err(undefined(format!("register {register}"))),
-            Some(_) => lanes
-                .get(register)
-                .copied()
-                .ok_or_else(|| undefined(format!("register {register}"))),
+            Some(_) => lanes.get(register).copied().ok_or_else(|| undefined(format!("register {register}"))),
         };
         let same = |a: Register, b: Register| {
             let (a, b) = (lane_of(a)?, lane_of(b)?);
-            if a == b {
-                Ok(a)
-            } else {
-                Err(mismatch(format!("operands of lanes {a:?} and {b:?}")))
-            }
+            if a == b { Ok(a) } else { Err(mismatch(format!("operands of lanes {a:?} and {b:?}"))) }
         };
         let lane = match *instruction {
-            Instruction::Load { input } => inputs
-                .get(input)
-                .copied()
-                .ok_or_else(|| undefined(format!("input {input}")))?
-                .in_register(),
+            Instruction::Load { input } => {
+                inputs.get(input).copied().ok_or_else(|| undefined(format!("input {input}")))?.in_register()
+            }
             Instruction::Constant { value } => value.lane(),
             Instruction::Unary { func, src, .. } => {
                 let lane = lane_of(src)?;
@@ -240,18 +206,10 @@ fn check_lanes(instructions: &[Instruction], inputs: &[Lane], outputs: &[Lane]) 
             Instruction::Binary { func, a, b } => {
                 let lane = same(a, b)?;
                 let is_known = binary_takes(func, lane);
-                if is_known {
-                    lane
-                } else {
-                    Err(mismatch(format!("{func:?} of lane {lane:?}")))?
-                }
+                if is_known { lane } else { Err(mismatch(format!("{func:?} of lane {lane:?}")))? }
             }
             Instruction::Compare { a, b, .. } => same(a, b).map(|_| Lane::Bool)?,
-            Instruction::Select {
-                condition,
-                on_true,
-                on_false,
-            } => {
+            Instruction::Select { condition, on_true, on_false } => {
                 let lane = lane_of(condition)?;
                 if lane != Lane::Bool {
                     return Err(mismatch(format!("condition of lane {lane:?}, expected Bool")));
@@ -274,10 +232,7 @@ fn check_lanes(instructions: &[Instruction], inputs: &[Lane], outputs: &[Lane]) 
             }
             Instruction::Store { src, output } => {
                 let lane = lane_of(src)?;
-                let target = outputs
-                    .get(output)
-                    .copied()
-                    .ok_or_else(|| undefined(format!("output {output}")))?;
+                let target = outputs.get(output).copied().ok_or_else(|| undefined(format!("output {output}")))?;
                 if target.in_register() != lane {
                     return Err(mismatch(format!("store of lane {lane:?} to an output of {target:?}")));
                 }
@@ -288,10 +243,7 @@ fn check_lanes(instructions: &[Instruction], inputs: &[Lane], outputs: &[Lane]) 
         lanes.push(lane);
     }
     match store_counts.iter().position(|&count| count != 1) {
-        Some(output) => Err(PointwiseError::StoreCount {
-            output,
-            count: store_counts[output],
-        }),
+        Some(output) => Err(PointwiseError::StoreCount { output, count: store_counts[output] }),
         None => Ok(lanes),
     }
 }
@@ -338,11 +290,7 @@ fn operands(instruction: &Instruction) -> [Option<Register>; 3] {
         | Instruction::Cast { src, .. }
         | Instruction::Store { src, .. } => [Some(src), None, None],
         Instruction::Binary { a, b, .. } | Instruction::Compare { a, b, .. } => [Some(a), Some(b), None],
-        Instruction::Select {
-            condition,
-            on_true,
-            on_false,
-        } => [Some(condition), Some(on_true), Some(on_false)],
+        Instruction::Select { condition, on_true, on_false } => [Some(condition), Some(on_true), Some(on_false)],
     }
 }
 
@@ -373,10 +321,7 @@ fn assign_slots(instructions: &[Instruction], inputs: &[Input]) -> (Vec<usize>, 
             slot_count - 1
         })
     };
-    let uniform: Vec<bool> = instructions
-        .iter()
-        .map(|instruction| is_uniform(instruction, inputs))
-        .collect();
+    let uniform: Vec<bool> = instructions.iter().map(|instruction| is_uniform(instruction, inputs)).collect();
     for index in (0..instructions.len()).filter(|&index| uniform[index]) {
         slots[index] = take(&mut free);
     }
@@ -404,11 +349,7 @@ fn find_direct_outputs(
 ) -> Vec<Option<usize>> {
     let mut direct_outputs = vec![None; instructions.len()];
     for instruction in instructions {
-        let Instruction::Store {
-            src: Register(register),
-            output,
-        } = *instruction
-        else {
+        let Instruction::Store { src: Register(register), output } = *instruction else {
             continue;
         };
         let is_loaded = matches!(instructions[register], Instruction::Load { .. });
@@ -442,10 +383,7 @@ fn weight(instruction: &Instruction) -> usize {
             | UnaryKernel::Thresholded => 1,
             _ => 6,
         },
-        Instruction::Binary {
-            func: BinaryKernel::Pow | BinaryKernel::Mod | BinaryKernel::Fmod,
-            ..
-        } => 16,
+        Instruction::Binary { func: BinaryKernel::Pow | BinaryKernel::Mod | BinaryKernel::Fmod, .. } => 16,
         _ => 1,
     }
 }

@@ -25,11 +25,7 @@ impl PointwiseProgram {
         assert_eq!(outputs.len(), self.output_lanes.len(), "number of outputs");
         for (index, (bytes, input)) in inputs.iter().zip(&self.inputs).enumerate() {
             let needed = input.reach * input.lane.bytes();
-            assert!(
-                bytes.len() >= needed,
-                "input {index}: {} bytes, {needed} are read",
-                bytes.len()
-            );
+            assert!(bytes.len() >= needed, "input {index}: {} bytes, {needed} are read", bytes.len());
         }
         for (index, (bytes, lane)) in outputs.iter().zip(&self.output_lanes).enumerate() {
             let expected = self.element_count * lane.bytes();
@@ -178,21 +174,11 @@ impl<'a> Task<'a> {
             Instruction::Compare { func, a, b } => {
                 lanes::compare(isa, func, self.values(a, len), self.values(b, len), bytes_mut(dst));
             }
-            Instruction::Select {
-                condition,
-                on_true,
-                on_false,
-            } => {
+            Instruction::Select { condition, on_true, on_false } => {
                 let Values::U8(condition) = self.values(condition, len) else {
                     unreachable!("lanes are checked by new");
                 };
-                lanes::select(
-                    isa,
-                    condition,
-                    self.values(on_true, len),
-                    self.values(on_false, len),
-                    dst,
-                );
+                lanes::select(isa, condition, self.values(on_true, len), self.values(on_false, len), dst);
             }
             Instruction::Clamp { src, low, high } => lanes::clamp(isa, low, high, self.values(src, len), dst),
             Instruction::Cast { src, to: Lane::Bool } => {
@@ -228,9 +214,7 @@ impl<'a> Task<'a> {
 
     /// Binds or fills the register of a load; gives its address.
     fn load(&self, index: usize, input: usize, position: usize, len: usize) -> *const u8 {
-        let Input {
-            lane, strides, access, ..
-        } = &self.program.inputs[input];
+        let Input { lane, strides, access, .. } = &self.program.inputs[input];
         let base = self.inputs[input].as_ptr();
         let bytes = lane.bytes();
         let slot = self.slot(index);

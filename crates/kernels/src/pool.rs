@@ -40,10 +40,7 @@ impl ThreadPool {
             .map_while(|index| {
                 let shared = Arc::clone(&shared);
                 let name = format!("precast-{}", index + 1);
-                std::thread::Builder::new()
-                    .name(name)
-                    .spawn(move || shared.work(index))
-                    .ok()
+                std::thread::Builder::new().name(name).spawn(move || shared.work(index)).ok()
             })
             .collect();
         ThreadPool { shared, workers }
@@ -65,11 +62,7 @@ impl ThreadPool {
         // SAFETY: only the lifetime changes. The reference leaves the job before `run` returns, and no worker reads
         // it after its decrement of `pending`, which is awaited below even when the caller's own task panics.
         let body_for_job: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(body) };
-        let job = Job {
-            body: body_for_job,
-            tasks,
-            parts,
-        };
+        let job = Job { body: body_for_job, tasks, parts };
         // SAFETY: `is_busy` was ours to set and every worker of the job before has decremented `pending`.
         unsafe { *self.shared.job.get() = Some(job) };
         self.shared.pending.store(parts - 1, Ordering::Relaxed);
@@ -134,11 +127,7 @@ unsafe impl<T: Send> Send for SharedMut<'_, T> {}
 impl<'a, T> SharedMut<'a, T> {
     /// Takes the slice over for the lifetime of the borrow.
     pub fn new(slice: &'a mut [T]) -> SharedMut<'a, T> {
-        SharedMut {
-            start: slice.as_mut_ptr(),
-            len: slice.len(),
-            slice: PhantomData,
-        }
+        SharedMut { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
     /// How many elements the whole slice has.
@@ -163,11 +152,7 @@ impl<'a, T> SharedMut<'a, T> {
     /// No two parts that are alive at the same time may overlap.
     #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     pub unsafe fn slice(&self, start: usize, len: usize) -> &'a mut [T] {
-        assert!(
-            start <= self.len && len <= self.len - start,
-            "part {start}+{len} of {}",
-            self.len
-        );
+        assert!(start <= self.len && len <= self.len - start, "part {start}+{len} of {}", self.len);
         // SAFETY: inside the slice by the assertion; not aliased by the promise of the caller.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
@@ -273,10 +258,7 @@ impl Shared {
             };
             let result = catch_unwind(AssertUnwindSafe(|| share(tasks, parts, index + 1).for_each(body)));
             if let Err(payload) = result {
-                self.panic
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .get_or_insert(payload);
+                self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
             }
             self.pending.fetch_sub(1, Ordering::Release);
         }
@@ -392,9 +374,7 @@ mod tests {
         let pool = ThreadPool::new(2);
         for len in [0, 1, 9, 10, 11] {
             let mut data = vec![0; len];
-            pool.chunks_mut(&mut data, 5, |index, chunk| {
-                chunk.iter_mut().for_each(|value| *value += index + 1)
-            });
+            pool.chunks_mut(&mut data, 5, |index, chunk| chunk.iter_mut().for_each(|value| *value += index + 1));
             let expected: Vec<usize> = (0..len).map(|position| position / 5 + 1).collect();
             assert_eq!(data, expected);
         }

@@ -26,11 +26,7 @@ pub struct QuantizeShape {
 impl QuantizeShape {
     /// One parameter for `len` elements.
     pub fn whole(len: usize) -> QuantizeShape {
-        QuantizeShape {
-            outer: 1,
-            axis: 1,
-            inner: len,
-        }
+        QuantizeShape { outer: 1, axis: 1, inner: len }
     }
 
     fn check(self, src_len: usize, dst_len: usize, scales: usize, zeros: usize) {
@@ -38,11 +34,7 @@ impl QuantizeShape {
         assert_eq!(src_len, len, "elements of the source");
         assert_eq!(dst_len, len, "elements of the target");
         assert_eq!(scales, self.axis, "number of scales");
-        assert!(
-            zeros == 0 || zeros == self.axis,
-            "{zeros} zero points, expected none or {}",
-            self.axis
-        );
+        assert!(zeros == 0 || zeros == self.axis, "{zeros} zero points, expected none or {}", self.axis);
     }
 }
 
@@ -71,13 +63,7 @@ pub fn quantize_u8(exec: &Exec, shape: QuantizeShape, src: &[f32], scales: &[f32
     shape.check(src.len(), dst.len(), scales.len(), zeros.len());
     for_each_slice(exec, shape, dst, |parameter, start, dst| {
         let zero = zeros.get(parameter).copied().unwrap_or(0);
-        quantize_slice_u8(
-            exec.isa(),
-            &src[start..][..dst.len()],
-            scales[parameter],
-            f32::from(zero),
-            dst,
-        );
+        quantize_slice_u8(exec.isa(), &src[start..][..dst.len()], scales[parameter], f32::from(zero), dst);
     });
 }
 
@@ -86,13 +72,7 @@ pub fn quantize_i8(exec: &Exec, shape: QuantizeShape, src: &[f32], scales: &[f32
     shape.check(src.len(), dst.len(), scales.len(), zeros.len());
     for_each_slice(exec, shape, dst, |parameter, start, dst| {
         let zero = zeros.get(parameter).copied().unwrap_or(0);
-        quantize_slice_i8(
-            exec.isa(),
-            &src[start..][..dst.len()],
-            scales[parameter],
-            f32::from(zero),
-            dst,
-        );
+        quantize_slice_i8(exec.isa(), &src[start..][..dst.len()], scales[parameter], f32::from(zero), dst);
     });
 }
 
@@ -277,18 +257,7 @@ mod tests {
 
     #[test]
     fn levels_round_half_to_even_and_saturate() {
-        let src = [
-            0.5,
-            1.5,
-            2.5,
-            -0.5,
-            -1.5,
-            300.0,
-            -300.0,
-            f32::INFINITY,
-            f32::NEG_INFINITY,
-            1e30,
-        ];
+        let src = [0.5, 1.5, 2.5, -0.5, -1.5, 300.0, -300.0, f32::INFINITY, f32::NEG_INFINITY, 1e30];
         for_each_exec(|exec| {
             let shape = QuantizeShape::whole(src.len());
             let mut bytes = [9; 10];
@@ -303,14 +272,7 @@ mod tests {
     #[test]
     fn parameters_follow_the_axis() {
         let mut lcg = Lcg::new(41);
-        for (outer, axis, inner) in [
-            (1, 1, 50_001),
-            (3, 5, 7),
-            (2, 4000, 1),
-            (4, 3, 9000),
-            (0, 2, 2),
-            (2, 2, 0),
-        ] {
+        for (outer, axis, inner) in [(1, 1, 50_001), (3, 5, 7), (2, 4000, 1), (4, 3, 9000), (0, 2, 2), (2, 2, 0)] {
             let shape = QuantizeShape { outer, axis, inner };
             let src: Vec<f32> = lcg.floats(outer * axis * inner).iter().map(|x| x * 40.0).collect();
             let scales: Vec<f32> = (0..axis).map(|_| lcg.float().abs() + 0.1).collect();
@@ -334,10 +296,7 @@ mod tests {
                 quantize_i8(exec, shape, &src, &scales, &signed_zeros, &mut signed);
                 for (index, &byte) in signed.iter().enumerate() {
                     let p = at(index);
-                    assert_eq!(
-                        i32::from(byte),
-                        level(src[index], scales[p], signed_zeros[p].into(), -128, 127)
-                    );
+                    assert_eq!(i32::from(byte), level(src[index], scales[p], signed_zeros[p].into(), -128, 127));
                 }
                 dequantize_i8(exec, shape, &signed, &scales, &[], &mut back);
                 for (index, &x) in back.iter().enumerate() {
@@ -357,22 +316,10 @@ mod tests {
         for_each_exec(|exec| {
             let mut dst = [0; 6];
             let found = dynamic_quantize(exec, &[0.0, 2.0, -3.0, -2.5, 1.34, 0.5], &mut dst);
-            assert_eq!(
-                found,
-                QuantizeParameters {
-                    scale: 5.0 / 255.0,
-                    zero: 153
-                }
-            );
+            assert_eq!(found, QuantizeParameters { scale: 5.0 / 255.0, zero: 153 });
             assert_eq!(dst, [153, 255, 0, 26, 221, 179]);
             let found = dynamic_quantize(exec, &[1.0, 2.1, 1.3, 2.5, 3.34, 4.0], &mut dst);
-            assert_eq!(
-                found,
-                QuantizeParameters {
-                    scale: 4.0 / 255.0,
-                    zero: 0
-                }
-            );
+            assert_eq!(found, QuantizeParameters { scale: 4.0 / 255.0, zero: 0 });
             assert_eq!(dst, [64, 134, 83, 159, 213, 255]);
             let found = dynamic_quantize(exec, &[0.0; 6], &mut dst);
             assert_eq!((found.zero, dst), (0, [0; 6]));

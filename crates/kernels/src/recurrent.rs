@@ -49,15 +49,7 @@ pub struct Start<'a> {
 
 /// The packed form of recurrent weights R [gates * hidden, hidden] for `lstm` (4 gates) and `rnn` (1).
 pub fn pack_recurrent(isa: Isa, gates: usize, hidden: usize, r: &[f32]) -> Vec<f32> {
-    pack_b(
-        isa,
-        hidden,
-        gates * hidden,
-        MatrixB::Columns {
-            data: r,
-            stride: hidden,
-        },
-    )
+    pack_b(isa, hidden, gates * hidden, MatrixB::Columns { data: r, stride: hidden })
 }
 
 /// The packed form of recurrent weights R [3 * hidden, hidden] for `gru`: gates z and r, then h.
@@ -91,9 +83,7 @@ impl SequenceShape {
     }
 
     fn length(&self, start: &Start, sequence: usize) -> usize {
-        start.lengths.map_or(self.steps, |lengths| {
-            usize::try_from(lengths[sequence]).unwrap_or(0).min(self.steps)
-        })
+        start.lengths.map_or(self.steps, |lengths| usize::try_from(lengths[sequence]).unwrap_or(0).min(self.steps))
     }
 
     /// Which step of its input a sequence takes now; `None` when it has finished.
@@ -133,18 +123,7 @@ impl SequenceShape {
     ) {
         let (m, n, k) = (self.batch, gates * self.hidden, self.hidden);
         let a = MatrixA::Rows { data: state, stride: k };
-        gemm(
-            exec,
-            m,
-            n,
-            k,
-            a,
-            MatrixB::Packed(weights),
-            target,
-            n,
-            &Epilogue::default(),
-            scratch,
-        );
+        gemm(exec, m, n, k, a, MatrixB::Packed(weights), target, n, &Epilogue::default(), scratch);
     }
 }
 
@@ -171,9 +150,7 @@ pub fn lstm(
     y_c: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let SequenceShape {
-        steps, batch, hidden, ..
-    } = *shape;
+    let SequenceShape { steps, batch, hidden, .. } = *shape;
     let (y_h, y_c) = (&mut y_h[..batch * hidden], &mut y_c[..batch * hidden]);
     shape.begin(start.hidden, y_h);
     shape.begin(start.cell, y_c);
@@ -191,16 +168,7 @@ pub fn lstm(
             let gates = &gates[sequence * 4 * hidden..][..4 * hidden];
             let h = &mut y_h[sequence * hidden..][..hidden];
             let c = &mut y_c[sequence * hidden..][..hidden];
-            lstm_cell(
-                exec.isa(),
-                x,
-                gates,
-                options.peepholes,
-                options.couples_input_forget,
-                shape.clip,
-                h,
-                c,
-            );
+            lstm_cell(exec.isa(), x, gates, options.peepholes, options.couples_input_forget, shape.clip, h, c);
             if let Some(y) = y.as_deref_mut() {
                 y[position * shape.y_stride + sequence * hidden..][..hidden].copy_from_slice(h);
             }
@@ -261,9 +229,7 @@ pub fn gru(
     y_h: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let SequenceShape {
-        steps, batch, hidden, ..
-    } = *shape;
+    let SequenceShape { steps, batch, hidden, .. } = *shape;
     let (isa, each) = (exec.isa(), batch * hidden);
     let y_h = &mut y_h[..each];
     shape.begin(start.hidden, y_h);
@@ -357,9 +323,7 @@ pub fn rnn(
     y_h: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let SequenceShape {
-        steps, batch, hidden, ..
-    } = *shape;
+    let SequenceShape { steps, batch, hidden, .. } = *shape;
     let y_h = &mut y_h[..batch * hidden];
     shape.begin(start.hidden, y_h);
     if let Some(y) = y.as_deref_mut() {

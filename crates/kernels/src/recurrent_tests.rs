@@ -14,11 +14,7 @@ struct Case {
 
 impl Case {
     fn start(&self) -> Start<'_> {
-        Start {
-            hidden: Some(&self.initial_h),
-            cell: Some(&self.initial_c),
-            lengths: Some(&self.lengths),
-        }
+        Start { hidden: Some(&self.initial_h), cell: Some(&self.initial_c), lengths: Some(&self.lengths) }
     }
 
     /// Runs `cell(x row, h, c)` over every sequence; returns y, y_h and y_c. `y` has a gap after each step.
@@ -28,36 +24,18 @@ impl Case {
         projected: &[f32],
         mut cell: impl FnMut(&[f32], &mut Vec<f64>, &mut Vec<f64>),
     ) -> [Vec<f64>; 3] {
-        let SequenceShape {
-            steps,
-            batch,
-            hidden,
-            y_stride,
-            direction,
-            ..
-        } = self.shape;
+        let SequenceShape { steps, batch, hidden, y_stride, direction, .. } = self.shape;
         let mut y = vec![0.0; steps * y_stride];
         let (mut y_h, mut y_c) = (Vec::new(), Vec::new());
         for sequence in 0..batch {
             let state = |values: &[f32]| -> Vec<f64> {
-                values[sequence * hidden..(sequence + 1) * hidden]
-                    .iter()
-                    .map(|value| f64::from(*value))
-                    .collect()
+                values[sequence * hidden..(sequence + 1) * hidden].iter().map(|value| f64::from(*value)).collect()
             };
             let (mut h, mut c) = (state(&self.initial_h), state(&self.initial_c));
             let length = self.lengths[sequence] as usize;
             for step in 0..length {
-                let position = if direction == Direction::Forward {
-                    step
-                } else {
-                    length - 1 - step
-                };
-                cell(
-                    &projected[(position * batch + sequence) * gates * hidden..],
-                    &mut h,
-                    &mut c,
-                );
+                let position = if direction == Direction::Forward { step } else { length - 1 - step };
+                cell(&projected[(position * batch + sequence) * gates * hidden..], &mut h, &mut c);
                 y[position * y_stride + sequence * hidden..][..hidden].copy_from_slice(&h);
             }
             y_h.extend(h);
@@ -73,19 +51,10 @@ fn cases() -> Vec<Case> {
         for (direction, clip) in [(Direction::Forward, f32::INFINITY), (Direction::Reverse, 0.5)] {
             let mut lcg = Lcg::new((steps * 100 + hidden) as u64);
             cases.push(Case {
-                shape: SequenceShape {
-                    steps,
-                    batch,
-                    hidden,
-                    direction,
-                    y_stride: 2 * batch * hidden,
-                    clip,
-                },
+                shape: SequenceShape { steps, batch, hidden, direction, y_stride: 2 * batch * hidden, clip },
                 initial_h: (0..batch * hidden).map(|_| lcg.float()).collect(),
                 initial_c: (0..batch * hidden).map(|_| lcg.float()).collect(),
-                lengths: (0..batch)
-                    .map(|sequence| steps.saturating_sub(sequence) as i32)
-                    .collect(),
+                lengths: (0..batch).map(|sequence| steps.saturating_sub(sequence) as i32).collect(),
             });
         }
     }
@@ -109,24 +78,14 @@ fn dot(r: &[f32], row: usize, h: &[f64]) -> f64 {
 fn assert_near(actual: &[f32], expected: &[f64], what: &str) {
     assert_eq!(actual.len(), expected.len(), "{what}");
     for (index, (actual, expected)) in actual.iter().zip(expected).enumerate() {
-        assert!(
-            (f64::from(*actual) - expected).abs() <= TOLERANCE,
-            "{what} at {index}: {actual} {expected}"
-        );
+        assert!((f64::from(*actual) - expected).abs() <= TOLERANCE, "{what} at {index}: {actual} {expected}");
     }
 }
 
 #[test]
 fn lstm_matches_its_definition() {
     for case in cases() {
-        let SequenceShape {
-            steps,
-            batch,
-            hidden,
-            clip,
-            y_stride,
-            ..
-        } = case.shape;
+        let SequenceShape { steps, batch, hidden, clip, y_stride, .. } = case.shape;
         let projected = unit_floats(1, steps * batch * 4 * hidden);
         let (r, peepholes) = (unit_floats(2, 4 * hidden * hidden), unit_floats(3, 3 * hidden));
         for (peepholes, couples_input_forget) in [(None, false), (Some(&peepholes[..]), false), (None, true)] {
@@ -153,24 +112,10 @@ fn lstm_matches_its_definition() {
                 let mut scratch = vec![f32::NAN; lstm_scratch_len(exec.isa(), exec.threads(), &case.shape)];
                 let mut actual = vec![0.0; steps * y_stride];
                 let (mut h, mut c) = (vec![f32::NAN; batch * hidden], vec![f32::NAN; batch * hidden]);
-                let options = LstmOptions {
-                    peepholes,
-                    couples_input_forget,
-                };
+                let options = LstmOptions { peepholes, couples_input_forget };
                 let (shape, start) = (&case.shape, case.start());
                 let y_actual = Some(&mut actual[..]);
-                lstm(
-                    *exec,
-                    shape,
-                    &projected,
-                    &weights,
-                    &options,
-                    &start,
-                    y_actual,
-                    &mut h,
-                    &mut c,
-                    &mut scratch,
-                );
+                lstm(*exec, shape, &projected, &weights, &options, &start, y_actual, &mut h, &mut c, &mut scratch);
                 let what = format!("{:?} {shape:?}", exec.isa());
                 assert_near(&actual, &y, &what);
                 assert_near(&h, &y_h, &what);
@@ -183,27 +128,14 @@ fn lstm_matches_its_definition() {
 #[test]
 fn gru_matches_its_definition() {
     for case in cases() {
-        let SequenceShape {
-            steps,
-            batch,
-            hidden,
-            clip,
-            y_stride,
-            ..
-        } = case.shape;
+        let SequenceShape { steps, batch, hidden, clip, y_stride, .. } = case.shape;
         let projected = unit_floats(4, steps * batch * 3 * hidden);
         let (r, bias) = (unit_floats(5, 3 * hidden * hidden), unit_floats(6, hidden));
-        for reset in [
-            Reset::BeforeProduct,
-            Reset::AfterProduct(None),
-            Reset::AfterProduct(Some(&bias)),
-        ] {
+        for reset in [Reset::BeforeProduct, Reset::AfterProduct(None), Reset::AfterProduct(Some(&bias))] {
             let [y, y_h, _] = case.reference(3, &projected, |x, h, _| {
                 let limit = |value: f64| value.clamp(-f64::from(clip), f64::from(clip));
                 let gate = |gate: usize, lane: usize| {
-                    logistic(limit(
-                        f64::from(x[gate * hidden + lane]) + dot(&r, gate * hidden + lane, h),
-                    ))
+                    logistic(limit(f64::from(x[gate * hidden + lane]) + dot(&r, gate * hidden + lane, h)))
                 };
                 let reset_h: Vec<f64> = (0..hidden).map(|lane| gate(1, lane) * h[lane]).collect();
                 let next: Vec<f64> = (0..hidden)
@@ -226,17 +158,7 @@ fn gru_matches_its_definition() {
                 let mut scratch = vec![f32::NAN; gru_scratch_len(exec.isa(), exec.threads(), &case.shape)];
                 let (mut actual, mut h) = (vec![0.0; steps * y_stride], vec![f32::NAN; batch * hidden]);
                 let (shape, start) = (&case.shape, case.start());
-                gru(
-                    *exec,
-                    shape,
-                    &projected,
-                    &weights,
-                    reset,
-                    &start,
-                    Some(&mut actual),
-                    &mut h,
-                    &mut scratch,
-                );
+                gru(*exec, shape, &projected, &weights, reset, &start, Some(&mut actual), &mut h, &mut scratch);
                 let what = format!("{:?} {shape:?}", exec.isa());
                 assert_near(&actual, &y, &what);
                 assert_near(&h, &y_h, &what);
@@ -248,21 +170,12 @@ fn gru_matches_its_definition() {
 #[test]
 fn rnn_matches_its_definition() {
     for case in cases() {
-        let SequenceShape {
-            steps,
-            batch,
-            hidden,
-            clip,
-            y_stride,
-            ..
-        } = case.shape;
+        let SequenceShape { steps, batch, hidden, clip, y_stride, .. } = case.shape;
         let projected = unit_floats(7, steps * batch * hidden);
         let r = unit_floats(8, hidden * hidden);
         let [y, y_h, _] = case.reference(1, &projected, |x, h, _| {
             let limit = |value: f64| value.clamp(-f64::from(clip), f64::from(clip));
-            *h = (0..hidden)
-                .map(|lane| limit(f64::from(x[lane]) + dot(&r, lane, h)).tanh())
-                .collect();
+            *h = (0..hidden).map(|lane| limit(f64::from(x[lane]) + dot(&r, lane, h)).tanh()).collect();
         });
         for_each_exec(|exec| {
             let weights = pack_recurrent(exec.isa(), 1, hidden, &r);
@@ -270,17 +183,7 @@ fn rnn_matches_its_definition() {
             let (mut actual, mut h) = (vec![0.0; steps * y_stride], vec![f32::NAN; batch * hidden]);
             let (shape, start) = (&case.shape, case.start());
             let y_actual = Some(&mut actual[..]);
-            rnn(
-                *exec,
-                shape,
-                &projected,
-                &weights,
-                Activation::Tanh,
-                &start,
-                y_actual,
-                &mut h,
-                &mut scratch,
-            );
+            rnn(*exec, shape, &projected, &weights, Activation::Tanh, &start, y_actual, &mut h, &mut scratch);
             let what = format!("{:?} {shape:?}", exec.isa());
             assert_near(&actual, &y, &what);
             assert_near(&h, &y_h, &what);
@@ -303,16 +206,6 @@ fn a_layer_without_y_or_start_leaves_only_its_state() {
     let exec = Exec::new(Isa::Portable, &pool).unwrap();
     let mut scratch = vec![0.0; rnn_scratch_len(Isa::Portable, 1, &shape)];
     let mut h = [f32::NAN];
-    rnn(
-        exec,
-        &shape,
-        &[1.0, 3.0],
-        &weights,
-        Activation::Relu,
-        &Start::default(),
-        None,
-        &mut h,
-        &mut scratch,
-    );
+    rnn(exec, &shape, &[1.0, 3.0], &weights, Activation::Relu, &Start::default(), None, &mut h, &mut scratch);
     assert_eq!(h, [5.0]);
 }

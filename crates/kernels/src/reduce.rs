@@ -200,9 +200,7 @@ pub fn cumulate_f32(
         CumulateKernel::Prod => carried * f64::from(x),
     };
     let start = if kernel == CumulateKernel::Sum { 0.0 } else { 1.0 };
-    cumulate(exec, order, outer, axis, inner, src, dst, start, next, |carried| {
-        carried as f32
-    });
+    cumulate(exec, order, outer, axis, inner, src, dst, start, next, |carried| carried as f32);
 }
 
 /// Running sum or product of integers along the axis; `dst` has the shape of `src`.
@@ -221,9 +219,7 @@ pub fn cumulate_i64(
         CumulateKernel::Prod => carried.wrapping_mul(x),
     };
     let start = i64::from(kernel == CumulateKernel::Prod);
-    cumulate(exec, order, outer, axis, inner, src, dst, start, next, |carried| {
-        carried
-    });
+    cumulate(exec, order, outer, axis, inner, src, dst, start, next, |carried| carried);
 }
 
 /// Calls `body(first element of the source, results)` for pieces of `dst`: with `inner` 1 several rows, otherwise up
@@ -239,8 +235,7 @@ fn for_each_strip<T: Send>(
     assert_eq!(dst.len(), outer * inner, "elements of the target");
     if inner == 1 {
         let rows = rows_per_task(outer, axis, 1);
-        exec.pool()
-            .chunks_mut(dst, rows, |task, dst| body(task * rows * axis, dst));
+        exec.pool().chunks_mut(dst, rows, |task, dst| body(task * rows * axis, dst));
         return;
     }
     let strips = inner.div_ceil(STRIP);
@@ -411,10 +406,7 @@ fn reduce_truth(
     for_each_strip(exec, outer, axis, inner, dst, |first, dst| {
         if inner == 1 {
             for (index, y) in dst.iter_mut().enumerate() {
-                *y = src[first + index * axis..][..axis]
-                    .iter()
-                    .copied()
-                    .fold(start, operation);
+                *y = src[first + index * axis..][..axis].iter().copied().fold(start, operation);
             }
         } else {
             fold_strip(axis, inner, &src[first..], dst, start, operation);
@@ -493,10 +485,7 @@ fn cumulate<T: Copy + Send + Sync, A: Copy + Sync>(
                 let mut carried = [start; STRIP];
                 for step in 0..axis {
                     let a = if order.is_reverse { axis - 1 - step } else { step };
-                    let (x, y) = (
-                        &src[a * inner + column..][..width],
-                        &mut dst[a * inner + column..][..width],
-                    );
+                    let (x, y) = (&src[a * inner + column..][..width], &mut dst[a * inner + column..][..width]);
                     for ((y, &x), carried) in y.iter_mut().zip(x).zip(&mut carried) {
                         let included = next(*carried, x);
                         *y = finish(if order.is_exclusive { *carried } else { included });

@@ -3,24 +3,13 @@
 use super::*;
 use crate::test_data::{Lcg, assert_close, for_each_exec};
 
-const SHAPES: [(usize, usize, usize); 9] = [
-    (1, 1, 1),
-    (3, 5, 1),
-    (2, 1000, 1),
-    (2, 20_000, 1),
-    (3, 700, 5),
-    (2, 9, 130),
-    (0, 4, 3),
-    (3, 0, 2),
-    (700, 49, 1),
-];
+const SHAPES: [(usize, usize, usize); 9] =
+    [(1, 1, 1), (3, 5, 1), (2, 1000, 1), (2, 20_000, 1), (3, 700, 5), (2, 9, 130), (0, 4, 3), (3, 0, 2), (700, 49, 1)];
 
 /// The elements along the axis for each result.
 fn lines<T: Copy>(outer: usize, axis: usize, inner: usize, src: &[T]) -> Vec<Vec<T>> {
     let line = |o: usize, i: usize| (0..axis).map(|a| src[(o * axis + a) * inner + i]).collect();
-    (0..outer * inner)
-        .map(|flat| line(flat / inner, flat % inner))
-        .collect()
+    (0..outer * inner).map(|flat| line(flat / inner, flat % inner)).collect()
 }
 
 fn in_f64(kernel: ReduceKernel, line: &[f64]) -> f64 {
@@ -44,11 +33,7 @@ fn float_reductions_match_f64() {
     let mut lcg = Lcg::new(21);
     for (outer, axis, inner) in SHAPES {
         // Positive, so that sums do not cancel and logarithms exist.
-        let src: Vec<f32> = lcg
-            .floats(outer * axis * inner)
-            .iter()
-            .map(|x| x.abs() * 0.4 + 0.1)
-            .collect();
+        let src: Vec<f32> = lcg.floats(outer * axis * inner).iter().map(|x| x.abs() * 0.4 + 0.1).collect();
         let wide: Vec<f64> = src.iter().map(|&x| x.into()).collect();
         for kernel in [
             ReduceKernel::Sum,
@@ -62,20 +47,11 @@ fn float_reductions_match_f64() {
             ReduceKernel::LogSum,
             ReduceKernel::LogSumExp,
         ] {
-            let expected: Vec<f64> = lines(outer, axis, inner, &wide)
-                .iter()
-                .map(|line| in_f64(kernel, line))
-                .collect();
+            let expected: Vec<f64> = lines(outer, axis, inner, &wide).iter().map(|line| in_f64(kernel, line)).collect();
             for_each_exec(|exec| {
                 let mut dst = vec![7.0; outer * inner];
                 reduce_f32(exec, kernel, outer, axis, inner, &src, &mut dst);
-                assert_close(
-                    &dst,
-                    &expected,
-                    4e-6,
-                    2e-6,
-                    &format!("{kernel:?} of {outer}x{axis}x{inner}"),
-                );
+                assert_close(&dst, &expected, 4e-6, 2e-6, &format!("{kernel:?} of {outer}x{axis}x{inner}"));
             });
         }
     }
@@ -85,24 +61,8 @@ fn float_reductions_match_f64() {
 fn constant_terms_do_not_drift() {
     for_each_exec(|exec| {
         let mut dst = [0.0; 3];
-        reduce_f32(
-            exec,
-            ReduceKernel::Sum,
-            1,
-            200_000,
-            1,
-            &vec![0.1; 200_000],
-            &mut dst[..1],
-        );
-        reduce_f32(
-            exec,
-            ReduceKernel::Sum,
-            1,
-            100_000,
-            2,
-            &vec![0.1; 200_000],
-            &mut dst[1..],
-        );
+        reduce_f32(exec, ReduceKernel::Sum, 1, 200_000, 1, &vec![0.1; 200_000], &mut dst[..1]);
+        reduce_f32(exec, ReduceKernel::Sum, 1, 100_000, 2, &vec![0.1; 200_000], &mut dst[1..]);
         assert_close(&dst, &[20_000.0, 10_000.0, 10_000.0], 5e-6, 0.0, "sum of 0.1");
     });
 }
@@ -136,37 +96,20 @@ fn maxima_propagate_nan_and_logs_survive_infinities() {
 fn integer_reductions_match_plain_loops() {
     let mut lcg = Lcg::new(22);
     for (outer, axis, inner) in SHAPES {
-        let src: Vec<i64> = (0..outer * axis * inner)
-            .map(|_| i64::from(lcg.next_u32() as i32))
-            .collect();
+        let src: Vec<i64> = (0..outer * axis * inner).map(|_| i64::from(lcg.next_u32() as i32)).collect();
         let narrow: Vec<i32> = src.iter().map(|&x| x as i32).collect();
         type Reference = fn(&[i64]) -> i64;
         let kernels: [(IntReduceKernel, Reference); 7] = [
-            (IntReduceKernel::Sum, |line| {
-                line.iter().fold(0, |a, b| a.wrapping_add(*b))
-            }),
-            (IntReduceKernel::Mean, |line| {
-                line.iter().sum::<i64>() / line.len().max(1) as i64
-            }),
-            (IntReduceKernel::Prod, |line| {
-                line.iter().fold(1, |a, b| a.wrapping_mul(*b))
-            }),
-            (IntReduceKernel::Max, |line| {
-                line.iter().copied().max().unwrap_or(i64::MIN)
-            }),
-            (IntReduceKernel::Min, |line| {
-                line.iter().copied().min().unwrap_or(i64::MAX)
-            }),
+            (IntReduceKernel::Sum, |line| line.iter().fold(0, |a, b| a.wrapping_add(*b))),
+            (IntReduceKernel::Mean, |line| line.iter().sum::<i64>() / line.len().max(1) as i64),
+            (IntReduceKernel::Prod, |line| line.iter().fold(1, |a, b| a.wrapping_mul(*b))),
+            (IntReduceKernel::Max, |line| line.iter().copied().max().unwrap_or(i64::MIN)),
+            (IntReduceKernel::Min, |line| line.iter().copied().min().unwrap_or(i64::MAX)),
             (IntReduceKernel::L1, |line| line.iter().map(|x| x.abs()).sum()),
-            (IntReduceKernel::SumSquare, |line| {
-                line.iter().fold(0, |a, b| a.wrapping_add(b.wrapping_mul(*b)))
-            }),
+            (IntReduceKernel::SumSquare, |line| line.iter().fold(0, |a, b| a.wrapping_add(b.wrapping_mul(*b)))),
         ];
         for (kernel, reference) in kernels {
-            let expected: Vec<i64> = lines(outer, axis, inner, &src)
-                .iter()
-                .map(|line| reference(line))
-                .collect();
+            let expected: Vec<i64> = lines(outer, axis, inner, &src).iter().map(|line| reference(line)).collect();
             for_each_exec(|exec| {
                 let mut dst = vec![0; outer * inner];
                 reduce_i64(exec, kernel, outer, axis, inner, &src, &mut dst);
@@ -221,10 +164,7 @@ fn running_sums_go_both_ways() {
         let src: Vec<i64> = (0..outer * axis * inner).map(|_| lcg.below(1000) as i64).collect();
         let floats: Vec<f32> = src.iter().map(|&x| x as f32).collect();
         for (is_exclusive, is_reverse) in [(false, false), (true, false), (false, true), (true, true)] {
-            let order = CumulateOrder {
-                is_exclusive,
-                is_reverse,
-            };
+            let order = CumulateOrder { is_exclusive, is_reverse };
             let mut expected = vec![0; src.len()];
             for o in 0..outer {
                 for i in 0..inner {

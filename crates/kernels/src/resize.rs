@@ -35,10 +35,7 @@ pub struct TapError {
 impl fmt::Display for TapError {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let TapError { output, index, extent } = self;
-        write!(
-            f,
-            "output coordinate {output} reads input coordinate {index} of {extent}"
-        )
+        write!(f, "output coordinate {output} reads input coordinate {index} of {extent}")
     }
 }
 
@@ -47,21 +44,11 @@ impl std::error::Error for TapError {}
 impl AxisTaps {
     /// Taps for an axis of `input` coordinates, a list of (index, weight) for each output.
     pub fn new(input: usize, lists: &[Vec<(usize, f32)>]) -> Result<AxisTaps, TapError> {
-        let mut taps = AxisTaps {
-            input,
-            starts: vec![0],
-            indices: vec![],
-            weights: vec![],
-            uniform: None,
-        };
+        let mut taps = AxisTaps { input, starts: vec![0], indices: vec![], weights: vec![], uniform: None };
         for (output, list) in lists.iter().enumerate() {
             for &(index, weight) in list {
                 if index >= input {
-                    return Err(TapError {
-                        output,
-                        index,
-                        extent: input,
-                    });
+                    return Err(TapError { output, index, extent: input });
                 }
                 taps.indices.push(index);
                 taps.weights.push(weight);
@@ -85,10 +72,7 @@ impl AxisTaps {
 
     fn of(&self, output: usize) -> impl Iterator<Item = (usize, f32)> {
         let range = self.starts[output]..self.starts[output + 1];
-        self.indices[range.clone()]
-            .iter()
-            .copied()
-            .zip(self.weights[range].iter().copied())
+        self.indices[range.clone()].iter().copied().zip(self.weights[range].iter().copied())
     }
 }
 
@@ -118,11 +102,7 @@ pub fn resize(exec: &Exec, planes: usize, tables: &ResizeTables, src: &[f32], ds
     let work = rows * (w.input + 4 * w.output());
     let task_count = (work / ELEMENTS_PER_TASK_MIN).clamp(1, exec.threads()).min(rows);
     let needed = w.input * task_count;
-    assert!(
-        scratch.len() >= needed,
-        "{} floats of scratch, expected {needed}",
-        scratch.len()
-    );
+    assert!(scratch.len() >= needed, "{} floats of scratch, expected {needed}", scratch.len());
     let (shared, scratch) = (SharedMut::new(dst), SharedMut::new(scratch));
     exec.pool().run(task_count, &|task| {
         // SAFETY: each task has its own row of scratch.
@@ -149,24 +129,13 @@ pub fn resize_nearest(
     dst: &mut [u8],
 ) {
     let (height, width) = input;
-    assert_eq!(
-        src.len(),
-        planes * height * width * element_bytes,
-        "bytes of the source"
-    );
-    assert_eq!(
-        dst.len(),
-        planes * rows.len() * columns.len() * element_bytes,
-        "bytes of the target"
-    );
+    assert_eq!(src.len(), planes * height * width * element_bytes, "bytes of the source");
+    assert_eq!(dst.len(), planes * rows.len() * columns.len() * element_bytes, "bytes of the target");
     if dst.is_empty() {
         return;
     }
     assert!(rows.iter().all(|&row| row < height), "a row outside of {height}");
-    assert!(
-        columns.iter().all(|&column| column < width),
-        "a column outside of {width}"
-    );
+    assert!(columns.iter().all(|&column| column < width), "a column outside of {width}");
     let row_bytes = columns.len() * element_bytes;
     let rows_in_task = (ELEMENTS_PER_TASK_MIN * 2).div_ceil(columns.len());
     exec.pool().chunks_mut(dst, rows_in_task * row_bytes, |task, dst| {
@@ -259,22 +228,13 @@ mod tests {
     #[test]
     fn tables_are_applied_to_both_axes() {
         let mut lcg = Lcg::new(71);
-        for (planes, h, w, out_h, out_w) in [
-            (1, 1, 1, 1, 1),
-            (3, 5, 7, 10, 14),
-            (2, 30, 40, 11, 90),
-            (0, 2, 2, 4, 4),
-            (20, 33, 33, 66, 66),
-        ] {
+        for (planes, h, w, out_h, out_w) in
+            [(1, 1, 1, 1, 1), (3, 5, 7, 10, 14), (2, 30, 40, 11, 90), (0, 2, 2, 4, 4), (20, 33, 33, 66, 66)]
+        {
             for taps in [Some(1), Some(2), Some(4), None] {
-                let (rows, columns) = (
-                    random_lists(h, out_h, taps, &mut lcg),
-                    random_lists(w, out_w, taps, &mut lcg),
-                );
-                let tables = ResizeTables {
-                    h: AxisTaps::new(h, &rows).unwrap(),
-                    w: AxisTaps::new(w, &columns).unwrap(),
-                };
+                let (rows, columns) = (random_lists(h, out_h, taps, &mut lcg), random_lists(w, out_w, taps, &mut lcg));
+                let tables =
+                    ResizeTables { h: AxisTaps::new(h, &rows).unwrap(), w: AxisTaps::new(w, &columns).unwrap() };
                 let src = lcg.floats(planes * h * w);
                 let mut expected = Vec::new();
                 for plane in 0..planes {

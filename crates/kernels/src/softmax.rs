@@ -149,17 +149,11 @@ mod tests {
         for o in 0..outer {
             for i in 0..inner {
                 let at = |a: usize| (o * axis + a) * inner + i;
-                let max = (0..axis)
-                    .map(|a| f64::from(src[at(a)]))
-                    .fold(f64::NEG_INFINITY, f64::max);
+                let max = (0..axis).map(|a| f64::from(src[at(a)])).fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = (0..axis).map(|a| (f64::from(src[at(a)]) - max).exp()).sum();
                 for a in 0..axis {
                     let shifted = f64::from(src[at(a)]) - max;
-                    result[at(a)] = if is_log {
-                        shifted - sum.ln()
-                    } else {
-                        shifted.exp() / sum
-                    };
+                    result[at(a)] = if is_log { shifted - sum.ln() } else { shifted.exp() / sum };
                 }
             }
         }
@@ -169,21 +163,11 @@ mod tests {
     #[test]
     fn every_axis_matches_f64() {
         let mut lcg = Lcg::new(2);
-        for (outer, axis, inner) in [
-            (3, 7, 1),
-            (2, 1000, 1),
-            (5, 33, 1),
-            (2, 300, 70),
-            (4, 3, 5),
-            (0, 3, 5),
-            (3, 0, 2),
-            (2, 9000, 1),
-        ] {
+        for (outer, axis, inner) in
+            [(3, 7, 1), (2, 1000, 1), (5, 33, 1), (2, 300, 70), (4, 3, 5), (0, 3, 5), (3, 0, 2), (2, 9000, 1)]
+        {
             let src: Vec<f32> = lcg.floats(outer * axis * inner).iter().map(|x| x * 5.0).collect();
-            let (plain, log) = (
-                naive(outer, axis, inner, &src, false),
-                naive(outer, axis, inner, &src, true),
-            );
+            let (plain, log) = (naive(outer, axis, inner, &src, false), naive(outer, axis, inner, &src, true));
             for_each_exec(|exec| {
                 let mut dst = vec![9.0; src.len()];
                 softmax_axis(exec, outer, axis, inner, &src, &mut dst);

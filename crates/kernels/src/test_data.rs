@@ -12,10 +12,7 @@ impl Lcg {
     }
 
     pub fn next_u32(&mut self) -> u32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 32) as u32
     }
 
@@ -58,21 +55,14 @@ pub fn to_bytes<T: Copy>(values: &[T]) -> Vec<u8> {
 
 /// Floats out of their bytes.
 pub fn floats_of(bytes: &[u8]) -> Vec<f32> {
-    bytes
-        .chunks_exact(4)
-        .map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
-        .collect()
+    bytes.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
 /// How many units in the last place `actual` is from `expected`; 0 where both are NaN or the same infinity.
 pub fn ulp_error(actual: f32, expected: f64) -> f64 {
     let rounded = expected as f32;
     if actual.is_nan() || rounded.is_nan() {
-        return if actual.is_nan() && rounded.is_nan() {
-            0.0
-        } else {
-            f64::INFINITY
-        };
+        return if actual.is_nan() && rounded.is_nan() { 0.0 } else { f64::INFINITY };
     }
     if actual.is_infinite() || rounded.is_infinite() {
         return if actual == rounded { 0.0 } else { f64::INFINITY };
@@ -89,10 +79,7 @@ pub fn assert_close(actual: &[f32], expected: &[f64], relative: f64, absolute: f
             continue;
         }
         let difference = (f64::from(a) - e).abs();
-        assert!(
-            difference <= relative * e.abs() + absolute,
-            "{what}[{index}]: {a} but expected {e}"
-        );
+        assert!(difference <= relative * e.abs() + absolute, "{what}[{index}]: {a} but expected {e}");
     }
 }
 

@@ -37,19 +37,14 @@ impl PoolAxis {
 
     /// The input position, if it is not padding.
     fn position(self, output: usize, tap: usize) -> Option<usize> {
-        self.padded(output, tap)
-            .checked_sub(self.pad_begin)
-            .filter(|&position| position < self.input)
+        self.padded(output, tap).checked_sub(self.pad_begin).filter(|&position| position < self.input)
     }
 
     /// The outputs for which `tap` is not in the padding.
     fn outputs(self, tap: usize) -> Range<usize> {
         let offset = tap * self.dilation;
         let first = self.pad_begin.saturating_sub(offset).div_ceil(self.stride);
-        let end = (self.input + self.pad_begin)
-            .saturating_sub(offset)
-            .div_ceil(self.stride)
-            .min(self.output);
+        let end = (self.input + self.pad_begin).saturating_sub(offset).div_ceil(self.stride).min(self.output);
         first.min(end)..end
     }
 
@@ -57,11 +52,7 @@ impl PoolAxis {
     fn count(self, output: usize, counts_padding: bool) -> usize {
         let end = self.input + self.pad_begin + self.pad_end;
         let counts = |tap: &usize| {
-            if counts_padding {
-                self.padded(output, *tap) < end
-            } else {
-                self.position(output, *tap).is_some()
-            }
+            if counts_padding { self.padded(output, *tap) < end } else { self.position(output, *tap).is_some() }
         };
         (0..self.kernel).filter(counts).count()
     }
@@ -95,15 +86,8 @@ pub enum PoolKernel {
 pub fn pool(exec: &Exec, kernel: PoolKernel, shape: &PoolShape, src: &[f32], dst: &mut [f32]) {
     let PoolShape { planes, height, width } = *shape;
     assert_eq!(src.len(), planes * height.input * width.input, "elements of the source");
-    assert_eq!(
-        dst.len(),
-        planes * height.output * width.output,
-        "elements of the target"
-    );
-    assert!(
-        height.stride > 0 && width.stride > 0,
-        "strides of a pooling are at least 1"
-    );
+    assert_eq!(dst.len(), planes * height.output * width.output, "elements of the target");
+    assert!(height.stride > 0 && width.stride > 0, "strides of a pooling are at least 1");
     if dst.is_empty() {
         return;
     }
@@ -267,11 +251,7 @@ mod tests {
                             }
                             let at = (plane * height.input + h as usize) * width.input + w as usize;
                             let x = f64::from(src[at]);
-                            max = if x.is_nan() || max.is_nan() {
-                                f64::NAN
-                            } else {
-                                max.max(x)
-                            };
+                            max = if x.is_nan() || max.is_nan() { f64::NAN } else { max.max(x) };
                             sum += x;
                             square += x * x;
                             count += 1.0;
@@ -302,33 +282,16 @@ mod tests {
                 let span = (kernel - 1) * dilation;
                 // One more than fits is what ceil mode may ask for.
                 let output = (input + pad_begin + pad_end).saturating_sub(span + 1) / stride + 1 + lcg.below(2);
-                PoolAxis {
-                    input,
-                    output,
-                    kernel,
-                    stride,
-                    pad_begin,
-                    pad_end,
-                    dilation,
-                }
+                PoolAxis { input, output, kernel, stride, pad_begin, pad_end, dilation }
             };
             let (height, width) = (axis(), axis());
-            let shape = PoolShape {
-                planes: lcg.below(4),
-                height,
-                width,
-            };
+            let shape = PoolShape { planes: lcg.below(4), height, width };
             let mut src = lcg.floats(shape.planes * height.input * width.input);
             if round % 5 == 0 && !src.is_empty() {
                 let at = lcg.below(src.len());
                 src[at] = f32::NAN;
             }
-            for kernel in [
-                PoolKernel::Max,
-                PoolKernel::Average,
-                PoolKernel::AveragePadded,
-                PoolKernel::L2,
-            ] {
+            for kernel in [PoolKernel::Max, PoolKernel::Average, PoolKernel::AveragePadded, PoolKernel::L2] {
                 let expected = naive(kernel, &shape, &src);
                 for_each_exec(|exec| {
                     let mut dst = vec![9.0; expected.len()];

@@ -3,10 +3,7 @@
 //! Fields keep their ONNX names and numbers. A field that Precast never reads (doc strings of tensors, device
 //! placement, training) is left out: the decoder skips it and it costs no memory. Scalars that are absent read as
 //! their default; `Option` marks the fields whose absence means something. `raw_data` shares the decoded buffer.
-#![allow(
-    missing_docs,
-    reason = "fields and variants carry the ONNX names, which the ONNX text defines"
-)]
+#![allow(missing_docs, reason = "fields and variants carry the ONNX names, which the ONNX text defines")]
 
 use bytes::Bytes;
 use prost::{Enumeration, Message, Oneof};

@@ -14,7 +14,7 @@ pub enum Segment {
     /// Nodes that compile to one Program: inputs and outputs are values of the whole Graph.
     Compiled {
         /// The nodes as a Graph; its inputs and outputs are in the order of the lists below.
-        graph: Graph,
+        graph: Box<Graph>,
         /// Values of the whole Graph that it takes.
         inputs: Vec<ValueId>,
         /// Values of the whole Graph that it gives.
@@ -38,10 +38,8 @@ pub fn cut_segments(graph: &Graph) -> Result<Vec<Segment>, GraphError> {
     let last = levels.iter().copied().max().unwrap_or(0);
     let mut segments = Vec::new();
     for level in 0..=last {
-        let members: Vec<NodeId> = (0..graph.nodes().len())
-            .filter(|&node| levels[node] == level)
-            .map(|node| NodeId(node as u32))
-            .collect();
+        let members: Vec<NodeId> =
+            (0..graph.nodes().len()).filter(|&node| levels[node] == level).map(|node| NodeId(node as u32)).collect();
         // Within a level host nodes come first: they need only what earlier levels gave.
         let (host, compiled): (Vec<NodeId>, Vec<NodeId>) =
             members.into_iter().partition(|&node| is_host(&graph.node(node).op));
@@ -129,5 +127,5 @@ fn compiled_segment(graph: &Graph, members: &[NodeId]) -> Result<Segment, GraphE
         let value = copy.get(output);
         copy.new.add_output(format!("v{}", output.0), value);
     }
-    Ok(Segment::Compiled { graph: copy.new, inputs, outputs })
+    Ok(Segment::Compiled { graph: Box::new(copy.new), inputs, outputs })
 }

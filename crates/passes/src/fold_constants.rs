@@ -1,5 +1,7 @@
 //! Nodes of constants become constants, by reference evaluation, within a budget: results of up to 64 KiB always; larger
-//! ones only if they are not much larger than the constants they replace. What only replicates data is never folded.
+//! ones only if they are not much larger than the constants they replace. What only replicates data is never folded. A
+//! cast may grow by the ratio of its element types: weights that an exporter stores as bytes and casts would otherwise be
+//! cast, and packed, in every run.
 
 use precast_ir::graph::{GraphCopy, GraphError};
 use precast_ir::{Graph, Node, Op};
@@ -54,7 +56,8 @@ fn is_worth_folding(graph: &Graph, node: &Node, constants: &[Tensor]) -> bool {
     };
     let input_bytes: u64 = constants.iter().map(|tensor| tensor.as_bytes().len() as u64).sum();
     let is_small = result_bytes <= SMALL_BYTES;
-    let is_no_growth = result_bytes <= input_bytes / GROWTH.1 * GROWTH.0 && !only_replicates(&node.op);
+    let is_cast = matches!(node.op, Op::Cast(_));
+    let is_no_growth = is_cast || (result_bytes <= input_bytes / GROWTH.1 * GROWTH.0 && !only_replicates(&node.op));
     is_foldable(&node.op) && (is_small || is_no_growth) && multiply_adds(graph, node) <= MULTIPLY_ADDS_MAX
 }
 
@@ -66,12 +69,14 @@ fn bytes_of(ty: &Type) -> Option<u64> {
 /// A bound on the work of one node: exact for products, elements for the rest.
 fn multiply_adds(graph: &Graph, node: &Node) -> u64 {
     let elements = |position: usize| {
-        node.inputs.get(position).and_then(|&input| graph.ty(input).element_count().as_const()).unwrap_or(0).max(0) as u64
+        node.inputs.get(position).and_then(|&input| graph.ty(input).element_count().as_const()).unwrap_or(0).max(0)
+            as u64
     };
     let result = graph.ty(node.outputs[0]).element_count().as_const().unwrap_or(i64::MAX).max(0) as u64;
     match &node.op {
         Op::Matmul(_) | Op::MatmulInt(_) => {
-            let columns = graph.ty(node.inputs[1]).dims.last().and_then(|dim| dim.as_const()).unwrap_or(1).max(1) as u64;
+            let columns =
+                graph.ty(node.inputs[1]).dims.last().and_then(|dim| dim.as_const()).unwrap_or(1).max(1) as u64;
             result.saturating_mul(elements(1) / columns)
         }
         Op::Conv(_) | Op::ConvInt(_) | Op::ConvTranspose(_) => result.saturating_mul(elements(1)),

@@ -20,18 +20,20 @@ pub const PASS: Pass = Pass {
 pub fn is_epilogue_activation(op: &Op) -> bool {
     match op {
         Op::Clamp(_) => true,
-        Op::Unary(unary) => matches!(
-            unary.func,
-            UnaryFn::Relu
-                | UnaryFn::Leaky
-                | UnaryFn::Sigmoid
-                | UnaryFn::Silu
-                | UnaryFn::HardSwish
-                | UnaryFn::HardSigmoid
-                | UnaryFn::GeluErf
-                | UnaryFn::GeluTanh
-                | UnaryFn::Tanh
-        ) && (unary.func != UnaryFn::Silu || unary.alpha == 1.0),
+        Op::Unary(unary) => {
+            matches!(
+                unary.func,
+                UnaryFn::Relu
+                    | UnaryFn::Leaky
+                    | UnaryFn::Sigmoid
+                    | UnaryFn::Silu
+                    | UnaryFn::HardSwish
+                    | UnaryFn::HardSigmoid
+                    | UnaryFn::GeluErf
+                    | UnaryFn::GeluTanh
+                    | UnaryFn::Tanh
+            ) && (unary.func != UnaryFn::Silu || unary.alpha == 1.0)
+        }
         _ => false,
     }
 }

@@ -14,17 +14,22 @@ const CONSTANT_BYTES_MAX: usize = 4096;
 pub const PASS: Pass =
     Pass { name: "merge_equal", doc: "f(x), f(x) → one f(x), used twice", class: Class::Exact, run: merge_equal };
 
+/// A node that is in the new Graph already, and its outputs there.
+struct Seen {
+    op: Op,
+    outputs: Vec<ValueId>,
+}
+
 fn merge_equal(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::with_inputs(graph);
     merge_constants(graph, &mut copy);
-    let mut seen: HashMap<String, Vec<(Vec<ValueId>, Op, Vec<ValueId>)>> = HashMap::new();
+    let mut seen: HashMap<(&str, Vec<ValueId>), Vec<Seen>> = HashMap::new();
     for node in graph.nodes() {
         let inputs = copy.get_all(&node.inputs);
         let is_pure = !matches!(node.op, Op::If(_) | Op::Loop(_) | Op::Fused(_) | Op::NonZero(_) | Op::Nms(_));
-        let bucket = seen.entry(format!("{} {inputs:?}", node.op.name())).or_default();
-        let equal = bucket.iter().find(|(seen_inputs, op, _)| is_pure && *seen_inputs == inputs && *op == node.op);
-        if let Some((_, _, outputs)) = equal {
-            for (&old, &new) in node.outputs.iter().zip(outputs) {
+        let alike = seen.entry((node.op.name(), inputs.clone())).or_default();
+        if let Some(equal) = alike.iter().find(|equal| is_pure && equal.op == node.op) {
+            for (&old, &new) in node.outputs.iter().zip(&equal.outputs) {
                 copy.set(old, new);
             }
             continue;
@@ -33,7 +38,7 @@ fn merge_equal(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
         for (&old, &new) in node.outputs.iter().zip(&outputs) {
             copy.set(old, new);
         }
-        bucket.push((inputs, node.op.clone(), outputs));
+        alike.push(Seen { op: node.op.clone(), outputs });
     }
     Ok(copy.finish())
 }

@@ -76,7 +76,13 @@ fn beside_number(graph: &Graph, operands: (ValueId, ValueId), number: f64) -> Op
 fn silu(graph: &Graph, node: &Node) -> Option<(Unary, ValueId)> {
     let (a, b) = binary(node, BinaryFn::Mul)?;
     let is_pair = |x: ValueId, y: ValueId| made_by_unary(graph, y, UnaryFn::Sigmoid) == Some(x);
-    let x = if is_pair(a, b) { a } else if is_pair(b, a) { b } else { return None };
+    let x = if is_pair(a, b) {
+        a
+    } else if is_pair(b, a) {
+        b
+    } else {
+        return None;
+    };
     Some((Unary { func: UnaryFn::Silu, alpha: 1.0, beta: 0.0 }, x))
 }
 
@@ -96,7 +102,13 @@ fn hard_swish(graph: &Graph, node: &Node) -> Option<(Unary, ValueId)> {
             _ => None,
         }
     };
-    let x = if shifted(b) == Some(a) { a } else if shifted(a) == Some(b) { b } else { return None };
+    let x = if shifted(b) == Some(a) {
+        a
+    } else if shifted(a) == Some(b) {
+        b
+    } else {
+        return None;
+    };
     Some((Unary { func: UnaryFn::HardSwish, alpha: 0.0, beta: 0.0 }, x))
 }
 
@@ -105,9 +117,11 @@ fn gelu(graph: &Graph, node: &Node) -> Option<(Unary, ValueId)> {
     let factors = factors_of(graph, node)?;
     let mut halves = factors.iter().filter(|&&factor| is_number(graph, factor, 0.5));
     let _half = halves.next()?;
-    let sum = *factors.iter().find(|&&factor| made_by(graph, factor, BinaryFn::Add).is_some_and(|operands| {
-        beside_number(graph, operands, 1.0).is_some_and(|erf| made_by_unary(graph, erf, UnaryFn::Erf).is_some())
-    }))?;
+    let sum = *factors.iter().find(|&&factor| {
+        made_by(graph, factor, BinaryFn::Add).is_some_and(|operands| {
+            beside_number(graph, operands, 1.0).is_some_and(|erf| made_by_unary(graph, erf, UnaryFn::Erf).is_some())
+        })
+    })?;
     let erf = beside_number(graph, made_by(graph, sum, BinaryFn::Add)?, 1.0)?;
     let scaled = made_by_unary(graph, erf, UnaryFn::Erf)?;
     let x = match made_by(graph, scaled, BinaryFn::Div) {

@@ -64,7 +64,9 @@ fn identity(new: &Graph, old: &Graph, node: &Node, inputs: &[ValueId]) -> Option
 /// A slice with steps of one covers everything when it keeps the Type; other steps may reorder.
 fn is_plain_view(op: &Op) -> bool {
     match op {
-        Op::Slice(slice) => slice.step.iter().zip(&slice.start).all(|(&step, start)| step == 1 && *start == Dim::from(0)),
+        Op::Slice(slice) => {
+            slice.step.iter().zip(&slice.start).all(|(&step, start)| step == 1 && *start == Dim::from(0))
+        }
         _ => true,
     }
 }

@@ -33,7 +33,9 @@ impl Tolerance {
             Tolerance::Relative(limit) => difference.relative_error <= limit,
             Tolerance::Elements { relative, absolute } => {
                 let pairs = found.to_f64_vec().into_iter().zip(expected.to_f64_vec());
-                pairs.into_iter().all(|(a, b)| gap(a, b) <= absolute + relative * if b.is_finite() { b.abs() } else { 0.0 })
+                pairs
+                    .into_iter()
+                    .all(|(a, b)| gap(a, b) <= absolute + relative * if b.is_finite() { b.abs() } else { 0.0 })
             }
         }
     }

@@ -40,7 +40,9 @@ pub fn resolve_device(asked: &str) -> Result<&'static str, Error> {
         return Err(Error::Request(format!("there is no device '{asked}'; this build has: {devices}.{hint}")));
     };
     if !DEVICES.contains(&name) {
-        return Err(Error::Request(format!("'{asked}' needs {name} devices, which this build has not; it has: {devices}")));
+        return Err(Error::Request(format!(
+            "'{asked}' needs {name} devices, which this build has not; it has: {devices}"
+        )));
     }
     if number.is_some_and(|number| number != "0") {
         return Err(Error::Request(format!("there is no device '{asked}'; this build has: {devices}")));

@@ -132,11 +132,6 @@ impl GraphRunner {
         Ok(GraphRunner { shared, graph, segments, parts, bodies })
     }
 
-    /// The Graph in canonical form.
-    pub fn graph(&self) -> &Graph {
-        &self.graph
-    }
-
     /// The Program of a Graph that is one part, whose inputs and outputs are the Graph's own.
     pub fn whole(&self) -> Result<Option<Arc<LoadedPart>>, Error> {
         if !self.is_whole() {
@@ -180,7 +175,13 @@ impl GraphRunner {
         self.graph.outputs().iter().map(|output| values.get(output.value)).collect()
     }
 
-    fn run_part(&self, part: usize, graph: &Graph, inputs: &[Tensor], bindings: &Bindings) -> Result<Vec<Tensor>, Error> {
+    fn run_part(
+        &self,
+        part: usize,
+        graph: &Graph,
+        inputs: &[Tensor],
+        bindings: &Bindings,
+    ) -> Result<Vec<Tensor>, Error> {
         let types: Vec<Type> = inputs.iter().map(Tensor::type_).collect();
         let symbols = graph.symbols();
         let bindings_used: Vec<(String, i64)> = bindings

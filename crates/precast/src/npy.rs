@@ -64,10 +64,7 @@ pub fn read_npy(bytes: &Bytes, expected: Option<DType>) -> Result<Tensor, NpyErr
 }
 
 /// The arrays of a `.npz` archive in its order. `expected` gives the element type of an array by name, if it is known.
-pub fn read_npz(
-    bytes: &Bytes,
-    expected: impl Fn(&str) -> Option<DType>,
-) -> Result<Vec<(String, Tensor)>, NpyError> {
+pub fn read_npz(bytes: &Bytes, expected: impl Fn(&str) -> Option<DType>) -> Result<Vec<(String, Tensor)>, NpyError> {
     let mut archive = ZipArchive::new(Cursor::new(bytes.clone()))?;
     let mut total: u64 = 0;
     let mut arrays = Vec::new();
@@ -107,8 +104,7 @@ pub fn write_npz(file: impl Write + Seek, arrays: &[(String, Tensor)]) -> Result
     let mut archive = ZipWriter::new(file);
     for (name, tensor) in arrays {
         let is_large = tensor.as_bytes().len() as u64 >= u64::from(u32::MAX);
-        let options =
-            SimpleFileOptions::default().compression_method(CompressionMethod::Stored).large_file(is_large);
+        let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored).large_file(is_large);
         archive.start_file(format!("{name}.npy"), options)?;
         write_npy(&mut archive, tensor)?;
     }

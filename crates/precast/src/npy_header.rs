@@ -113,12 +113,9 @@ fn descr(dtype: DType) -> &'static str {
         DType::BF16 => "|V2",
         DType::F32 => "<f4",
         DType::F64 => "<f8",
-        DType::F8E4M3Fn
-        | DType::F8E4M3FnUz
-        | DType::F8E5M2
-        | DType::F8E5M2FnUz
-        | DType::F8E8M0
-        | DType::F4E2M1 => "|V1",
+        DType::F8E4M3Fn | DType::F8E4M3FnUz | DType::F8E5M2 | DType::F8E5M2FnUz | DType::F8E8M0 | DType::F4E2M1 => {
+            "|V1"
+        }
     }
 }
 

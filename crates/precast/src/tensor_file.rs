@@ -29,7 +29,8 @@ pub fn read_tensor(path: &Path, name: &str, expected: Option<DType>) -> Result<T
         }
         Some("pb") => {
             let limits = Limits::default();
-            let tensor = decode_tensor(&read_file(path)?, &limits).and_then(|proto| tensor_without_model(&proto, &limits));
+            let tensor =
+                decode_tensor(&read_file(path)?, &limits).and_then(|proto| tensor_without_model(&proto, &limits));
             tensor.map_err(|error| Error::Request(format!("'{}': {error}", path.display())))
         }
         Some(_) | None => {
@@ -39,10 +40,7 @@ pub fn read_tensor(path: &Path, name: &str, expected: Option<DType>) -> Result<T
 }
 
 /// All arrays of a `.npz` archive, in order.
-pub fn read_archive(
-    path: &Path,
-    expected: impl Fn(&str) -> Option<DType>,
-) -> Result<Vec<(String, Tensor)>, Error> {
+pub fn read_archive(path: &Path, expected: impl Fn(&str) -> Option<DType>) -> Result<Vec<(String, Tensor)>, Error> {
     read_npz(&read_file(path)?, expected).map_err(|source| array_error(path, source))
 }
 

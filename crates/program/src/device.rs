@@ -9,11 +9,7 @@ use crate::store::{ArtifactStore, StoreError};
 /// Loads Programs.
 pub trait Device: Send + Sync {
     /// Makes a Program ready to run.
-    fn load(
-        &self,
-        program: &Arc<Program>,
-        store: &dyn ArtifactStore,
-    ) -> Result<Arc<dyn LoadedProgram>, LoadError>;
+    fn load(&self, program: &Arc<Program>, store: &dyn ArtifactStore) -> Result<Arc<dyn LoadedProgram>, LoadError>;
 }
 
 /// A Program that is ready to run. Shared by all its contexts.

@@ -40,7 +40,7 @@ impl MemoryStore {
     /// Every tensor, by digest.
     pub fn tensors(&self) -> Vec<(Digest, Tensor)> {
         let tensors = self.0.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-        tensors.iter().map(|(digest, tensor)| (digest.clone(), tensor.clone())).collect()
+        tensors.iter().map(|(digest, tensor)| (*digest, tensor.clone())).collect()
     }
 }
 
@@ -48,7 +48,7 @@ impl ArtifactStore for MemoryStore {
     fn put(&self, tensor: &Tensor) -> Result<Digest, StoreError> {
         let digest = tensor.digest();
         let mut tensors = self.0.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        tensors.entry(digest.clone()).or_insert_with(|| tensor.clone());
+        tensors.entry(digest).or_insert_with(|| tensor.clone());
         Ok(digest)
     }
 

@@ -57,10 +57,7 @@ impl Tensor {
     /// Every element of an integer or bool tensor as i64; u64 beyond i64 saturates.
     pub fn to_i64_vec(&self) -> Result<Vec<i64>, TensorError> {
         let values = self.to_i128_vec()?;
-        Ok(values
-            .into_iter()
-            .map(|value| i64::try_from(value).unwrap_or(i64::MAX))
-            .collect())
+        Ok(values.into_iter().map(|value| i64::try_from(value).unwrap_or(i64::MAX)).collect())
     }
 
     /// Values rounded once to an element type. Integers truncate and saturate, NaN becoming 0; bool is whether the
@@ -139,8 +136,7 @@ impl Tensor {
     pub fn full(dtype: DType, shape: impl Into<Vec<usize>>, value: f64) -> Result<Tensor, TensorError> {
         let one = Tensor::from_f64(dtype, [], &[value], true)?;
         let mut word = [0; size_of::<u64>()];
-        word.chunks_exact_mut(dtype.size_bytes())
-            .for_each(|element| element.copy_from_slice(one.as_bytes()));
+        word.chunks_exact_mut(dtype.size_bytes()).for_each(|element| element.copy_from_slice(one.as_bytes()));
         Tensor::from_repeated_word(dtype, shape.into(), u64::from_le_bytes(word))
     }
 
@@ -162,11 +158,7 @@ mod tests {
     #[test]
     fn small_whole_values_survive_every_type() {
         for dtype in DType::ALL {
-            let values: &[f64] = if dtype == DType::F8E8M0 {
-                &[1.0, 1.0]
-            } else {
-                &[0.0, 1.0]
-            };
+            let values: &[f64] = if dtype == DType::F8E8M0 { &[1.0, 1.0] } else { &[0.0, 1.0] };
             let tensor = Tensor::from_f64(dtype, [2], values, true).unwrap();
             assert_eq!(tensor.to_f64_vec(), values, "{dtype}");
             assert_eq!(Tensor::new(dtype, [2], tensor.bytes().clone()), Ok(tensor.clone()));
@@ -180,12 +172,7 @@ mod tests {
     #[test]
     fn floats_truncate_and_saturate_into_integers() {
         let values = [-1e30, -2.9, 2.9, 1e30, f64::NAN];
-        let convert = |dtype| {
-            Tensor::from_f64(dtype, [5], &values, true)
-                .unwrap()
-                .to_i128_vec()
-                .unwrap()
-        };
+        let convert = |dtype| Tensor::from_f64(dtype, [5], &values, true).unwrap().to_i128_vec().unwrap();
         assert_eq!(convert(DType::I8), [-128, -2, 2, 127, 0]);
         assert_eq!(convert(DType::I4), [-8, -2, 2, 7, 0]);
         assert_eq!(convert(DType::U2), [0, 0, 2, 3, 0]);

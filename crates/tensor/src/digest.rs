@@ -43,9 +43,7 @@ impl fmt::Debug for Digest {
 impl FromStr for Digest {
     type Err = ParseDigestError;
     fn from_str(text: &str) -> Result<Digest, ParseDigestError> {
-        let error = || ParseDigestError {
-            text: text.chars().take(80).collect(),
-        };
+        let error = || ParseDigestError { text: text.chars().take(80).collect() };
         let is_lower_hex = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         if text.len() != 64 || !is_lower_hex {
             return Err(error());

@@ -134,15 +134,7 @@ impl Dim {
 
     pub(crate) fn as_atom(&self) -> Option<&Atom> {
         match (self.terms(), self.constant()) {
-            (
-                [
-                    Term {
-                        product,
-                        coefficient: 1,
-                    },
-                ],
-                0,
-            ) => product.as_atom(),
+            ([Term { product, coefficient: 1 }], 0) => product.as_atom(),
             _ => None,
         }
     }
@@ -317,18 +309,11 @@ impl SumBuilder {
         if self.terms.is_empty() {
             return Dim(Repr::Const(self.constant));
         }
-        let terms: Vec<Term> = self
-            .terms
-            .into_iter()
-            .map(|(product, coefficient)| Term { product, coefficient })
-            .collect();
+        let terms: Vec<Term> =
+            self.terms.into_iter().map(|(product, coefficient)| Term { product, coefficient }).collect();
         let leaves = terms.iter().flat_map(|term| &term.product.0).map(Atom::weight);
         let weight = leaves.fold(1, u64::saturating_add);
-        Dim(Repr::Sum(Arc::new(Sum {
-            terms,
-            constant: self.constant,
-            weight,
-        })))
+        Dim(Repr::Sum(Arc::new(Sum { terms, constant: self.constant, weight })))
     }
 
     pub(crate) fn finish_exact(self) -> Option<Dim> {
@@ -359,9 +344,7 @@ pub(crate) fn extreme<'a>(kind: Extreme, dims: impl IntoIterator<Item = &'a Dim>
     for dim in dims {
         match dim.as_atom() {
             Some(Atom::Extreme(inner, arguments)) if *inner == kind => {
-                arguments
-                    .iter()
-                    .for_each(|argument| keep_extreme(kind, &mut kept, argument));
+                arguments.iter().for_each(|argument| keep_extreme(kind, &mut kept, argument));
             }
             _ => keep_extreme(kind, &mut kept, dim),
         }
@@ -375,9 +358,7 @@ pub(crate) fn extreme<'a>(kind: Extreme, dims: impl IntoIterator<Item = &'a Dim>
 
 fn keep_extreme(kind: Extreme, kept: &mut Vec<Dim>, candidate: &Dim) {
     for dim in kept.iter_mut() {
-        let distance = candidate
-            .checked_add_scaled(dim, -1)
-            .and_then(|distance| distance.as_const());
+        let distance = candidate.checked_add_scaled(dim, -1).and_then(|distance| distance.as_const());
         let Some(distance) = distance else { continue };
         let replaces = match kind {
             Extreme::Min => distance < 0,

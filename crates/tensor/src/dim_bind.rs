@@ -90,11 +90,9 @@ fn map_product(product: &Product, map: &dyn Fn(&Atom) -> Dim) -> Dim {
 fn eval_atom(atom: &Atom, bindings: &Bindings) -> Option<i64> {
     match atom {
         Atom::Symbol(symbol) => bindings.get(symbol),
-        Atom::Divide(division, dividend, divisor) => Some(divide_numbers(
-            *division,
-            dividend.eval(bindings)?,
-            divisor.eval(bindings)?,
-        )),
+        Atom::Divide(division, dividend, divisor) => {
+            Some(divide_numbers(*division, dividend.eval(bindings)?, divisor.eval(bindings)?))
+        }
         Atom::Extreme(kind, arguments) => {
             let mut values = Vec::with_capacity(arguments.len());
             for argument in arguments {

@@ -22,11 +22,7 @@ pub struct SymbolRange {
 
 impl SymbolRange {
     /// Any size a tensor can have: not negative, and small enough that a few can be added or scaled in i64.
-    pub const ANY: SymbolRange = SymbolRange {
-        lo: 0,
-        hi: i64::MAX >> 20,
-        multiple: 1,
-    };
+    pub const ANY: SymbolRange = SymbolRange { lo: 0, hi: i64::MAX >> 20, multiple: 1 };
 
     /// All values from `lo` to `hi`.
     pub const fn new(lo: i64, hi: i64) -> SymbolRange {
@@ -41,11 +37,7 @@ impl SymbolRange {
         let multiple = i128::from(self.multiple);
         let lo = i128::from(divide_numbers(Division::Ceil, self.lo, self.multiple)) * multiple;
         let hi = i128::from(divide_numbers(Division::Floor, self.hi, self.multiple)) * multiple;
-        if lo > hi {
-            (self.lo, self.hi)
-        } else {
-            (saturate(lo), saturate(hi))
-        }
+        if lo > hi { (self.lo, self.hi) } else { (saturate(lo), saturate(hi)) }
     }
 }
 
@@ -98,12 +90,7 @@ impl Ranges {
 
 impl<S: Into<Symbol>> FromIterator<(S, SymbolRange)> for Ranges {
     fn from_iter<I: IntoIterator<Item = (S, SymbolRange)>>(ranges: I) -> Ranges {
-        Ranges(
-            ranges
-                .into_iter()
-                .map(|(symbol, range)| (symbol.into(), range))
-                .collect(),
-        )
+        Ranges(ranges.into_iter().map(|(symbol, range)| (symbol.into(), range)).collect())
     }
 }
 
@@ -123,9 +110,7 @@ impl Dim {
 
     /// A number that divides every value of this size; 0 for the size 0.
     pub fn known_multiple(&self, ranges: &Ranges) -> i64 {
-        self.terms().iter().fold(gcd(self.constant(), 0), |common, term| {
-            gcd(common, term.known_multiple(ranges))
-        })
+        self.terms().iter().fold(gcd(self.constant(), 0), |common, term| gcd(common, term.known_multiple(ranges)))
     }
 }
 
@@ -133,9 +118,7 @@ impl Term {
     pub(crate) fn known_multiple(&self, ranges: &Ranges) -> i64 {
         let multiples = self.product.0.iter().map(|atom| atom_multiple(atom, ranges));
         // A product that leaves i64 is dropped to what is known so far, which still divides.
-        multiples.fold(gcd(self.coefficient, 0), |product, multiple| {
-            product.checked_mul(multiple).unwrap_or(product)
-        })
+        multiples.fold(gcd(self.coefficient, 0), |product, multiple| product.checked_mul(multiple).unwrap_or(product))
     }
 }
 
@@ -146,10 +129,9 @@ fn atom_multiple(atom: &Atom, ranges: &Ranges) -> i64 {
             gcd(dividend.known_multiple(ranges), divisor.known_multiple(ranges)).max(1)
         }
         Atom::Divide(Division::Floor | Division::Ceil | Division::Trunc, ..) => 1,
-        Atom::Extreme(_, arguments) => arguments
-            .iter()
-            .fold(0, |common, argument| gcd(common, argument.known_multiple(ranges)))
-            .max(1),
+        Atom::Extreme(_, arguments) => {
+            arguments.iter().fold(0, |common, argument| gcd(common, argument.known_multiple(ranges))).max(1)
+        }
         Atom::Unexpanded(left, right) => {
             let (left, right) = (left.known_multiple(ranges), right.known_multiple(ranges));
             left.checked_mul(right).unwrap_or(left).max(1)
@@ -160,12 +142,7 @@ fn atom_multiple(atom: &Atom, ranges: &Ranges) -> i64 {
 fn bounds_to_depth(dim: &Dim, ranges: &Ranges, depth: u32) -> (i64, i64) {
     let (mut lo, mut hi) = interval_of_sum(dim, ranges, depth);
     if depth > 0 && dim.terms().len() > 1 {
-        for term in dim
-            .terms()
-            .iter()
-            .filter(|term| has_identity(term))
-            .take(IDENTITY_TERMS_MAX)
-        {
+        for term in dim.terms().iter().filter(|term| has_identity(term)).take(IDENTITY_TERMS_MAX) {
             let Some(sharper) = interval_by_identity(dim, term, ranges, depth - 1) else {
                 continue;
             };
@@ -177,15 +154,12 @@ fn bounds_to_depth(dim: &Dim, ranges: &Ranges, depth: u32) -> (i64, i64) {
 
 fn interval_of_sum(dim: &Dim, ranges: &Ranges, depth: u32) -> Interval {
     let constant = i128::from(dim.constant());
-    dim.terms()
-        .iter()
-        .fold((constant, constant), |(lo, hi), Term { product, coefficient }| {
-            let start = (i128::from(*coefficient), i128::from(*coefficient));
-            let term = product.0.iter().fold(start, |interval, atom| {
-                multiply(interval, interval_of_atom(atom, ranges, depth))
-            });
-            (lo.saturating_add(term.0), hi.saturating_add(term.1))
-        })
+    dim.terms().iter().fold((constant, constant), |(lo, hi), Term { product, coefficient }| {
+        let start = (i128::from(*coefficient), i128::from(*coefficient));
+        let term =
+            product.0.iter().fold(start, |interval, atom| multiply(interval, interval_of_atom(atom, ranges, depth)));
+        (lo.saturating_add(term.0), hi.saturating_add(term.1))
+    })
 }
 
 fn has_identity(term: &Term) -> bool {
@@ -211,27 +185,17 @@ fn interval_by_identity(dim: &Dim, term: &Term, ranges: &Ranges, depth: u32) -> 
             let is_max = (*kind == Extreme::Max) == (*coefficient > 0);
             let mut bounds = Vec::with_capacity(arguments.len());
             for argument in arguments {
-                bounds.push(bounds_to_depth(
-                    &rest.checked_add_scaled(argument, *coefficient)?,
-                    ranges,
-                    depth,
-                ));
+                bounds.push(bounds_to_depth(&rest.checked_add_scaled(argument, *coefficient)?, ranges, depth));
             }
             let (los, his) = (bounds.iter().map(|(lo, _)| *lo), bounds.iter().map(|(_, hi)| *hi));
-            let (lo, hi) = if is_max {
-                (los.max()?, his.max()?)
-            } else {
-                (los.min()?, his.min()?)
-            };
+            let (lo, hi) = if is_max { (los.max()?, his.max()?) } else { (los.min()?, his.min()?) };
             Some(unsaturated(lo, hi))
         }
         Atom::Divide(Division::Floor, dividend, divisor) => {
             let divisor = divisor.as_const().filter(|value| *value > 0)?;
             let remainder = dividend.modulo(&Dim::from(divisor));
             let multiple = dividend.checked_add_scaled(&remainder, -1)?;
-            let scaled = without()?
-                .checked_scale(divisor)?
-                .checked_add_scaled(&multiple, *coefficient)?;
+            let scaled = without()?.checked_scale(divisor)?.checked_add_scaled(&multiple, *coefficient)?;
             let (lo, hi) = bounds_to_depth(&scaled, ranges, depth);
             let (lo, hi) = unsaturated(lo, hi);
             let divisor = i128::from(divisor);
@@ -303,11 +267,7 @@ fn mod_bounds(dividend: (i64, i64), divisor: (i64, i64)) -> (i64, i64) {
     let lo = if divisor.0 < 0 { divisor.0.saturating_add(1) } else { 0 };
     let hi = if divisor.1 > 0 { divisor.1 - 1 } else { 0 };
     // With a positive divisor a remainder of something not negative never exceeds it.
-    if dividend.0 >= 0 && divisor.0 >= 0 {
-        (lo, hi.min(dividend.1))
-    } else {
-        (lo, hi)
-    }
+    if dividend.0 >= 0 && divisor.0 >= 0 { (lo, hi.min(dividend.1)) } else { (lo, hi) }
 }
 
 fn multiply(left: Interval, right: Interval) -> Interval {
@@ -317,8 +277,5 @@ fn multiply(left: Interval, right: Interval) -> Interval {
         left.1.saturating_mul(right.0),
         left.1.saturating_mul(right.1),
     ];
-    (
-        corners.into_iter().fold(i128::MAX, i128::min),
-        corners.into_iter().fold(i128::MIN, i128::max),
-    )
+    (corners.into_iter().fold(i128::MAX, i128::min), corners.into_iter().fold(i128::MIN, i128::max))
 }

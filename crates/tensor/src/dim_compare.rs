@@ -48,11 +48,7 @@ pub fn eq(left: &Dim, right: &Dim, ranges: &Ranges) -> Answer {
     if multiple != 0 && difference.constant() % multiple != 0 {
         return Answer::No;
     }
-    if expand_mods(&difference) == Dim::ZERO {
-        Answer::Yes
-    } else {
-        Answer::Unknown
-    }
+    if expand_mods(&difference) == Dim::ZERO { Answer::Yes } else { Answer::Unknown }
 }
 
 /// Whether `left <= right`.

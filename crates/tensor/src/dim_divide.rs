@@ -91,11 +91,7 @@ pub(crate) fn divide(division: Division, dividend: &Dim, divisor: &Dim) -> Dim {
 
 fn floor_by_number(dividend: &Dim, divisor: i64) -> Option<Dim> {
     if divisor < 0 {
-        return Some(
-            dividend
-                .checked_scale(-1)?
-                .floor_div(&Dim::from(divisor.checked_neg()?)),
-        );
+        return Some(dividend.checked_scale(-1)?.floor_div(&Dim::from(divisor.checked_neg()?)));
     }
     // Whole multiples of the divisor leave the division. Coefficients split with their own sign, which keeps
     // interval bounds as tight as before the split; the constant leaves a remainder that is not negative.
@@ -112,10 +108,7 @@ fn floor_by_number(dividend: &Dim, divisor: i64) -> Option<Dim> {
         return Some(whole);
     }
     // (g·T + r) floordiv (g·k) = (T + r floordiv g) floordiv k.
-    let common = rest
-        .terms()
-        .iter()
-        .fold(divisor, |common, term| gcd(common, term.coefficient));
+    let common = rest.terms().iter().fold(divisor, |common, term| gcd(common, term.coefficient));
     let (rest, divisor) = (floor_coefficients(&rest, common), divisor / common);
     if divisor == 1 {
         return whole.checked_add_scaled(&rest, 1);
@@ -127,13 +120,7 @@ fn floor_by_number(dividend: &Dim, divisor: i64) -> Option<Dim> {
 
 /// (x floordiv j + r) floordiv k = (x + r·j) floordiv (j·k).
 fn merge_nested_floor(rest: &Dim, divisor: i64) -> Option<Dim> {
-    let [
-        Term {
-            product,
-            coefficient: 1,
-        },
-    ] = rest.terms()
-    else {
+    let [Term { product, coefficient: 1 }] = rest.terms() else {
         return None;
     };
     let Atom::Divide(Division::Floor, inner, inner_divisor) = product.as_atom()? else {
@@ -196,10 +183,7 @@ fn mod_by_number(dividend: &Dim, divisor: i64) -> Option<Dim> {
         return Some(Dim::from(value));
     }
     // (g·T + g·q + r) mod (g·k) = g·((T + q) mod k) + r, with 0 <= r < g.
-    let common = reduced
-        .terms()
-        .iter()
-        .fold(divisor, |common, term| gcd(common, term.coefficient));
+    let common = reduced.terms().iter().fold(divisor, |common, term| gcd(common, term.coefficient));
     let (quotient, inner_divisor) = (floor_coefficients(&reduced, common), divisor / common);
     let remainder = Dim::from(reduced.constant().rem_euclid(common));
     if inner_divisor == 1 {
@@ -262,10 +246,7 @@ fn divide_term(term: &Term, divisor: &Term) -> Option<Monomial> {
         atoms.remove(position);
     }
     let product = (!atoms.is_empty()).then_some(Product(atoms));
-    Some(Monomial {
-        product,
-        coefficient: term.coefficient.checked_div(divisor.coefficient)?,
-    })
+    Some(Monomial { product, coefficient: term.coefficient.checked_div(divisor.coefficient)? })
 }
 
 /// The product, expanded whatever its size, or none where a coefficient leaves i64.

@@ -119,9 +119,7 @@ fn multiply(left: &Dim, right: &Dim) -> Dim {
 
 fn add_scaled(left: &Dim, right: &Dim, factor: i64) -> Dim {
     if let (Some(left), Some(right)) = (left.as_const(), right.as_const()) {
-        return Dim(Repr::Const(saturate(
-            i128::from(left) + i128::from(right) * i128::from(factor),
-        )));
+        return Dim(Repr::Const(saturate(i128::from(left) + i128::from(right) * i128::from(factor))));
     }
     let mut builder = SumBuilder::default();
     builder.add_scaled(left, 1);

@@ -33,23 +33,14 @@ impl Dim {
         let (dim, end) = Dim::parse_prefix(text)?;
         if end < text.trim_end().len() {
             let reason = format!("expected an operator or the end, found `{}`", shorten(&text[end..]));
-            return Err(ParseDimError {
-                text: shorten(text),
-                offset: end,
-                reason,
-            });
+            return Err(ParseDimError { text: shorten(text), offset: end, reason });
         }
         Ok(dim)
     }
 
     /// Reads the longest Dim at the start of a text; also returns the offset after it and any spaces.
     pub fn parse_prefix(text: &str) -> Result<(Dim, usize), ParseDimError> {
-        let mut parser = Parser {
-            text,
-            offset: 0,
-            nesting: 0,
-            is_rational: false,
-        };
+        let mut parser = Parser { text, offset: 0, nesting: 0, is_rational: false };
         let dim = parser.sum()?.numerator;
         Ok((dim, parser.offset))
     }
@@ -70,10 +61,7 @@ struct Fraction {
 
 impl From<Dim> for Fraction {
     fn from(numerator: Dim) -> Fraction {
-        Fraction {
-            numerator,
-            denominator: Dim::ONE,
-        }
+        Fraction { numerator, denominator: Dim::ONE }
     }
 }
 
@@ -104,11 +92,7 @@ impl<'a> Parser<'a> {
                 left.numerator * &right.denominator + right.numerator * &left.denominator * sign
             };
             let is_shared = left.denominator == right.denominator;
-            let denominator = if is_shared {
-                left.denominator
-            } else {
-                left.denominator * right.denominator
-            };
+            let denominator = if is_shared { left.denominator } else { left.denominator * right.denominator };
             left = Fraction { numerator, denominator };
         }
     }
@@ -185,10 +169,7 @@ impl<'a> Parser<'a> {
         self.enter()?;
         let Fraction { numerator, denominator } = self.unary()?;
         self.nesting -= 1;
-        Ok(Fraction {
-            numerator: -numerator,
-            denominator,
-        })
+        Ok(Fraction { numerator: -numerator, denominator })
     }
 
     fn primary(&mut self) -> Parsed<Fraction> {
@@ -258,16 +239,11 @@ impl<'a> Parser<'a> {
         let start = self.offset;
         let digits = self.take_while(|character| character.is_ascii_digit());
         // `0batch` is no number followed by a symbol.
-        if self
-            .rest()
-            .starts_with(|next: char| next.is_ascii_alphabetic() || next == '_')
-        {
+        if self.rest().starts_with(|next: char| next.is_ascii_alphabetic() || next == '_') {
             return Err(self.error_at(start, "expected a number, or a symbol in quotes".to_owned()));
         }
         let value: Result<i64, _> = format!("{sign}{digits}").parse();
-        value
-            .map(Dim::from)
-            .map_err(|_| self.error_at(start, "expected a number that fits 64 bits".to_owned()))
+        value.map(Dim::from).map_err(|_| self.error_at(start, "expected a number that fits 64 bits".to_owned()))
     }
 
     fn quoted(&mut self) -> Parsed<Dim> {
@@ -365,11 +341,7 @@ impl<'a> Parser<'a> {
     }
 
     fn error_at(&self, offset: usize, reason: String) -> ParseDimError {
-        ParseDimError {
-            text: shorten(self.text),
-            offset,
-            reason,
-        }
+        ParseDimError { text: shorten(self.text), offset, reason }
     }
 }
 

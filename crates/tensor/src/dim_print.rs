@@ -105,10 +105,6 @@ impl Display for PrintOperand<'_> {
             Some(value) => value >= 0,
             None => matches!(self.0.as_atom(), Some(Atom::Symbol(_) | Atom::Extreme(..))),
         };
-        if is_bare {
-            write!(formatter, "{}", self.0)
-        } else {
-            write!(formatter, "({})", self.0)
-        }
+        if is_bare { write!(formatter, "{}", self.0) } else { write!(formatter, "({})", self.0) }
     }
 }

@@ -21,11 +21,7 @@ fn simplify_atom(atom: &Atom, ranges: &Ranges) -> Dim {
     match atom {
         Atom::Symbol(symbol) => {
             let range = ranges.get(symbol);
-            if range.lo == range.hi {
-                Dim::from(range.lo)
-            } else {
-                Dim::atom(atom.clone())
-            }
+            if range.lo == range.hi { Dim::from(range.lo) } else { Dim::atom(atom.clone()) }
         }
         Atom::Divide(division, dividend, divisor) => {
             simplify_division(*division, &dividend.simplify(ranges), &divisor.simplify(ranges), ranges)
@@ -85,10 +81,8 @@ fn simplify_by_number(division: Division, dividend: &Dim, divisor: i64, bounds: 
     let unchanged = || divide(division, dividend, &as_dim);
     // The bounds saturate: the ends of i64 stand for anything beyond.
     let is_bounded = bounds.0 > i64::MIN && bounds.1 < i64::MAX;
-    let quotients = (
-        divide_numbers(Division::Floor, bounds.0, divisor),
-        divide_numbers(Division::Floor, bounds.1, divisor),
-    );
+    let quotients =
+        (divide_numbers(Division::Floor, bounds.0, divisor), divide_numbers(Division::Floor, bounds.1, divisor));
     let is_one_quotient = is_bounded && quotients.0 == quotients.1;
     match division {
         Division::Floor if is_one_quotient => Dim::from(quotients.0),
@@ -99,16 +93,12 @@ fn simplify_by_number(division: Division, dividend: &Dim, divisor: i64, bounds: 
             let rounded = dividend.checked_add_scaled(&Dim::from(remainder), -1);
             rounded.map_or_else(unchanged, |rounded| rounded.floor_div(&as_dim))
         }
-        Division::Mod if is_one_quotient => dividend
-            .checked_add_scaled(&as_dim, quotients.0.saturating_neg())
-            .unwrap_or_else(unchanged),
+        Division::Mod if is_one_quotient => {
+            dividend.checked_add_scaled(&as_dim, quotients.0.saturating_neg()).unwrap_or_else(unchanged)
+        }
         Division::Mod => {
             let mut builder = SumBuilder::default();
-            for term in dividend
-                .terms()
-                .iter()
-                .filter(|term| term.known_multiple(ranges) % divisor != 0)
-            {
+            for term in dividend.terms().iter().filter(|term| term.known_multiple(ranges) % divisor != 0) {
                 builder.add_term(term.product.clone(), term.coefficient);
             }
             builder.add_constant(dividend.constant());

@@ -14,9 +14,7 @@ fn print(text: &str) -> String {
 
 /// Ranges from `(name, lo, hi, multiple)`.
 fn ranges(list: &[(&str, i64, i64, i64)]) -> Ranges {
-    list.iter()
-        .map(|&(name, lo, hi, multiple)| (name, SymbolRange { lo, hi, multiple }))
-        .collect()
+    list.iter().map(|&(name, lo, hi, multiple)| (name, SymbolRange { lo, hi, multiple })).collect()
 }
 
 #[test]
@@ -108,11 +106,7 @@ fn comparison_answers_from_ranges() {
     let known = ranges(&[("n", 1, 64, 1), ("m", 0, 8, 1), ("k", 0, 64, 2)]);
     let all = |left: &str, right: &str| {
         let (left, right) = (dim(left), dim(right));
-        (
-            eq(&left, &right, &known),
-            le(&left, &right, &known),
-            lt(&left, &right, &known),
-        )
+        (eq(&left, &right, &known), le(&left, &right, &known), lt(&left, &right, &known))
     };
     assert_eq!(all("n", "n"), (Answer::Yes, Answer::Yes, Answer::No));
     assert_eq!(all("n", "n + 1"), (Answer::No, Answer::Yes, Answer::Yes));
@@ -128,17 +122,11 @@ fn comparison_answers_from_ranges() {
 
 #[test]
 fn exporters_spellings_parse() {
-    assert_eq!(
-        print("past_sequence_length + sequence_length"),
-        "past_sequence_length + sequence_length"
-    );
+    assert_eq!(print("past_sequence_length + sequence_length"), "past_sequence_length + sequence_length");
     assert_eq!(print("floor(x/8)"), "x floordiv 8");
     assert_eq!(print("floor(s0/2 - 1/2) + 1"), "(s0 + 1) floordiv 2");
     assert_eq!(print("ceiling(x/8)"), "(x + 7) floordiv 8");
-    assert_eq!(
-        print("((s0 - 1)//2) + Max(1, s1)"),
-        print("max(s1,1) + (s0 - 1) floordiv 2")
-    );
+    assert_eq!(print("((s0 - 1)//2) + Max(1, s1)"), print("max(s1,1) + (s0 - 1) floordiv 2"));
     assert_eq!(print("s0**2 % 4"), "(s0*s0) mod 4");
     assert_eq!(print("x/8"), "x / 8");
     assert_eq!(print("\"batch size\" * 2"), "2*\"batch size\"");
@@ -149,18 +137,9 @@ fn exporters_spellings_parse() {
 #[test]
 fn text_that_is_no_dim_is_refused_with_its_place() {
     let message = |text: &str| Dim::parse(text).unwrap_err().to_string();
-    assert_eq!(
-        message(""),
-        "dim ``: expected a number, a symbol or `(`, found the end at byte 0"
-    );
-    assert_eq!(
-        message("n +"),
-        "dim `n +`: expected a number, a symbol or `(`, found the end at byte 3"
-    );
-    assert_eq!(
-        message("n m"),
-        "dim `n m`: expected an operator or the end, found `m` at byte 2"
-    );
+    assert_eq!(message(""), "dim ``: expected a number, a symbol or `(`, found the end at byte 0");
+    assert_eq!(message("n +"), "dim `n +`: expected a number, a symbol or `(`, found the end at byte 3");
+    assert_eq!(message("n m"), "dim `n m`: expected an operator or the end, found `m` at byte 2");
     assert_eq!(message("min(n"), "dim `min(n`: expected `)`, found the end at byte 5");
     assert_eq!(message("\"n"), "dim `\"n`: expected a closing quote at byte 0");
     assert!(message("99999999999999999999").contains("fits 64 bits"));
@@ -191,18 +170,9 @@ fn products_too_large_to_expand_still_evaluate_print_and_parse() {
 fn the_heaviest_dims_stay_quick() {
     let list = |format: &dyn Fn(usize) -> String| (0..150).map(format).collect::<Vec<_>>();
     let divisions = list(&|index| format!("(s{index} + {index}) floordiv {}", index + 2)).join(" - ");
-    let nested = (0..60).fold("n".to_owned(), |inner, index| {
-        format!("min(({inner} + m) floordiv 2, s{index})")
-    });
-    let mods = (0..60).fold("n".to_owned(), |inner, index| {
-        format!("({inner} + s{index}) mod 7 - m mod 3")
-    });
-    for text in [
-        format!("max({})", list(&|index| format!("2*s{index}")).join(",")),
-        divisions,
-        nested,
-        mods,
-    ] {
+    let nested = (0..60).fold("n".to_owned(), |inner, index| format!("min(({inner} + m) floordiv 2, s{index})"));
+    let mods = (0..60).fold("n".to_owned(), |inner, index| format!("({inner} + s{index}) mod 7 - m mod 3"));
+    for text in [format!("max({})", list(&|index| format!("2*s{index}")).join(",")), divisions, nested, mods] {
         let heavy = dim(&text);
         let simplified = heavy.simplify(&Ranges::new());
         assert_eq!(eq(&simplified, &heavy, &Ranges::new()), Answer::Yes);
@@ -224,11 +194,7 @@ fn arithmetic_beyond_64_bits_saturates() {
     for divisor in [i64::MIN, -3, 3, i64::MAX] {
         let divisor = Dim::from(divisor);
         let smallest = &Dim::symbol("n") * i64::MIN + i64::MIN;
-        for result in [
-            smallest.floor_div(&divisor),
-            smallest.ceil_div(&divisor),
-            smallest.modulo(&divisor),
-        ] {
+        for result in [smallest.floor_div(&divisor), smallest.ceil_div(&divisor), smallest.modulo(&divisor)] {
             assert_eq!(Dim::parse(&result.to_string()), Ok(result));
         }
     }
@@ -260,10 +226,7 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 const VALUES: std::ops::RangeInclusive<i64> = -4..=7;
 
 fn tree() -> impl Strategy<Value = Tree> {
-    let leaf = prop_oneof![
-        (-6..=6_i64).prop_map(Tree::Number),
-        (0..NAMES.len()).prop_map(Tree::Symbol)
-    ];
+    let leaf = prop_oneof![(-6..=6_i64).prop_map(Tree::Number), (0..NAMES.len()).prop_map(Tree::Symbol)];
     leaf.prop_recursive(4, 24, 2, |inner| {
         let operator = prop::sample::select(vec![
             Operator::Add,
@@ -334,24 +297,14 @@ fn bind(values: [i64; 3]) -> Bindings {
 /// A range of values for each symbol, some with a multiple.
 fn any_ranges() -> impl Strategy<Value = Ranges> {
     let range = (VALUES, VALUES, 1..=3_i64).prop_map(|(one, other, multiple)| {
-        let range = SymbolRange {
-            lo: one.min(other),
-            hi: one.max(other),
-            multiple,
-        };
-        if values_in(range).is_empty() {
-            SymbolRange { multiple: 1, ..range }
-        } else {
-            range
-        }
+        let range = SymbolRange { lo: one.min(other), hi: one.max(other), multiple };
+        if values_in(range).is_empty() { SymbolRange { multiple: 1, ..range } } else { range }
     });
     [range.clone(), range.clone(), range].prop_map(|list| NAMES.into_iter().zip(list).collect())
 }
 
 fn values_in(range: SymbolRange) -> Vec<i64> {
-    (range.lo..=range.hi)
-        .filter(|value| value % range.multiple == 0)
-        .collect()
+    (range.lo..=range.hi).filter(|value| value % range.multiple == 0).collect()
 }
 
 fn all_values(ranges: &Ranges) -> Vec<[i64; 3]> {

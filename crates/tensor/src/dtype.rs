@@ -205,11 +205,7 @@ impl DType {
             return None;
         }
         let bits = self.bits();
-        Some(if self.is_signed() {
-            (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-        } else {
-            (0, (1 << bits) - 1)
-        })
+        Some(if self.is_signed() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) })
     }
 }
 

@@ -55,41 +55,15 @@ const BF16: Format = Format {
     max_code: 0x7F7F,
     specials: Specials::Ieee { nan: 0x7FC0 },
 };
-const F8E4M3FN: Format = Format {
-    exponent_bits: 4,
-    mantissa_bits: 3,
-    bias: 7,
-    max_code: 0x7E,
-    specials: Specials::NanOnly { nan: 0x7F },
-};
-const F8E4M3FNUZ: Format = Format {
-    exponent_bits: 4,
-    mantissa_bits: 3,
-    bias: 8,
-    max_code: 0x7F,
-    specials: Specials::Unsigned,
-};
-const F8E5M2: Format = Format {
-    exponent_bits: 5,
-    mantissa_bits: 2,
-    bias: 15,
-    max_code: 0x7B,
-    specials: Specials::Ieee { nan: 0x7E },
-};
-const F8E5M2FNUZ: Format = Format {
-    exponent_bits: 5,
-    mantissa_bits: 2,
-    bias: 16,
-    max_code: 0x7F,
-    specials: Specials::Unsigned,
-};
-const F4E2M1: Format = Format {
-    exponent_bits: 2,
-    mantissa_bits: 1,
-    bias: 1,
-    max_code: 0x7,
-    specials: Specials::None,
-};
+const F8E4M3FN: Format =
+    Format { exponent_bits: 4, mantissa_bits: 3, bias: 7, max_code: 0x7E, specials: Specials::NanOnly { nan: 0x7F } };
+const F8E4M3FNUZ: Format =
+    Format { exponent_bits: 4, mantissa_bits: 3, bias: 8, max_code: 0x7F, specials: Specials::Unsigned };
+const F8E5M2: Format =
+    Format { exponent_bits: 5, mantissa_bits: 2, bias: 15, max_code: 0x7B, specials: Specials::Ieee { nan: 0x7E } };
+const F8E5M2FNUZ: Format =
+    Format { exponent_bits: 5, mantissa_bits: 2, bias: 16, max_code: 0x7F, specials: Specials::Unsigned };
+const F4E2M1: Format = Format { exponent_bits: 2, mantissa_bits: 1, bias: 1, max_code: 0x7, specials: Specials::None };
 
 /// The value of a code of an 8-bit or 4-bit float; none for other types. A 4-bit code is in the low bits.
 pub fn decode(dtype: DType, code: u8) -> Option<f32> {
@@ -260,13 +234,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const SIGNED: [DType; 5] = [
-        DType::F8E4M3Fn,
-        DType::F8E4M3FnUz,
-        DType::F8E5M2,
-        DType::F8E5M2FnUz,
-        DType::F4E2M1,
-    ];
+    const SIGNED: [DType; 5] = [DType::F8E4M3Fn, DType::F8E4M3FnUz, DType::F8E5M2, DType::F8E5M2FnUz, DType::F4E2M1];
 
     fn codes(dtype: DType) -> impl Iterator<Item = u8> {
         0..=((1_u32 << dtype.bits()) - 1) as u8
@@ -280,10 +248,7 @@ mod tests {
                 let again = encode(dtype, value, false).unwrap();
                 let is_same = again == code || (value.is_nan() && decode(dtype, again).unwrap().is_nan());
                 // ONNX reads the f32 exponent, which 2^-127 shares with all subnormals and so rounds up from.
-                assert!(
-                    is_same || (dtype == DType::F8E8M0 && code == 0),
-                    "{dtype} {code:#x} {value} {again:#x}"
-                );
+                assert!(is_same || (dtype == DType::F8E8M0 && code == 0), "{dtype} {code:#x} {value} {again:#x}");
             }
         }
     }

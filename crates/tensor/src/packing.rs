@@ -18,23 +18,14 @@ impl Tensor {
         let per_byte = (8 / bits) as usize;
         let expected = count.div_ceil(per_byte);
         if packed.len() != expected {
-            return Err(TensorError::ByteCount {
-                dtype,
-                shape,
-                expected,
-                actual: packed.len(),
-            });
+            return Err(TensorError::ByteCount { dtype, shape, expected, actual: packed.len() });
         }
         let sign_extends = dtype.is_int() && dtype.is_signed();
         let unpack = |index: usize| {
             let offset = bits * (index % per_byte) as u32;
             // The element moves to the top of the byte and back down, which clears or extends its sign.
             let top = packed[index / per_byte] << (8 - bits - offset);
-            if sign_extends {
-                ((top as i8) >> (8 - bits)) as u8
-            } else {
-                top >> (8 - bits)
-            }
+            if sign_extends { ((top as i8) >> (8 - bits)) as u8 } else { top >> (8 - bits) }
         };
         let elements: Vec<u8> = (0..count).map(unpack).collect();
         Ok(Tensor::from_valid(dtype, shape, bytes_of_vec(elements)))
@@ -47,17 +38,8 @@ impl Tensor {
             return self.bytes().clone();
         }
         let mask = (1_u8 << bits) - 1;
-        let pack = |chunk: &[u8]| {
-            chunk
-                .iter()
-                .rev()
-                .fold(0_u8, |byte, element| (byte << bits) | (element & mask))
-        };
-        self.as_bytes()
-            .chunks((8 / bits) as usize)
-            .map(pack)
-            .collect::<Vec<u8>>()
-            .into()
+        let pack = |chunk: &[u8]| chunk.iter().rev().fold(0_u8, |byte, element| (byte << bits) | (element & mask));
+        self.as_bytes().chunks((8 / bits) as usize).map(pack).collect::<Vec<u8>>().into()
     }
 }
 

@@ -9,9 +9,7 @@ use std::sync::Arc;
 pub struct Symbol(Arc<str>);
 
 /// Words of the Dim grammar, which a symbol may be named after only in quotes.
-const RESERVED: [&str; 10] = [
-    "floordiv", "ceildiv", "mod", "min", "max", "floor", "ceil", "ceiling", "Min", "Max",
-];
+const RESERVED: [&str; 10] = ["floordiv", "ceildiv", "mod", "min", "max", "floor", "ceil", "ceiling", "Min", "Max"];
 
 impl Symbol {
     /// A symbol with this name.
@@ -26,9 +24,7 @@ impl Symbol {
 
     fn prints_bare(&self) -> bool {
         let mut chars = self.0.chars();
-        chars
-            .next()
-            .is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
+        chars.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
             && chars.all(|rest| rest.is_ascii_alphanumeric() || rest == '_' || rest == '.')
             && !RESERVED.contains(&self.as_str())
     }
@@ -119,12 +115,7 @@ impl Bindings {
 
 impl<S: Into<Symbol>> FromIterator<(S, i64)> for Bindings {
     fn from_iter<I: IntoIterator<Item = (S, i64)>>(bindings: I) -> Bindings {
-        Bindings(
-            bindings
-                .into_iter()
-                .map(|(symbol, value)| (symbol.into(), value))
-                .collect(),
-        )
+        Bindings(bindings.into_iter().map(|(symbol, value)| (symbol.into(), value)).collect())
     }
 }
 

@@ -98,20 +98,10 @@ impl Tensor {
         let shape = shape.into();
         let expected = byte_count(dtype, &shape)?;
         if bytes.len() != expected {
-            return Err(TensorError::ByteCount {
-                dtype,
-                shape,
-                expected,
-                actual: bytes.len(),
-            });
+            return Err(TensorError::ByteCount { dtype, shape, expected, actual: bytes.len() });
         }
         if let Some(index) = first_invalid_element(dtype, &bytes) {
-            return Err(TensorError::InvalidElement {
-                dtype,
-                shape,
-                index,
-                byte: bytes[index],
-            });
+            return Err(TensorError::InvalidElement { dtype, shape, index, byte: bytes[index] });
         }
         Ok(Tensor::from_valid(dtype, shape, bytes))
     }
@@ -155,12 +145,7 @@ impl Tensor {
 
     /// For callers that have shown size and element values to be right.
     pub(crate) fn from_valid(dtype: DType, shape: Vec<usize>, bytes: Bytes) -> Tensor {
-        Tensor(Arc::new(Inner {
-            dtype,
-            shape,
-            bytes,
-            digest: OnceLock::new(),
-        }))
+        Tensor(Arc::new(Inner { dtype, shape, bytes, digest: OnceLock::new() }))
     }
 
     /// The type of each element.
@@ -264,11 +249,7 @@ impl Tensor {
     }
 
     pub(crate) fn wrong_dtype(&self, expected: &'static str) -> TensorError {
-        TensorError::WrongDType {
-            dtype: self.dtype(),
-            shape: self.shape().to_vec(),
-            expected,
-        }
+        TensorError::WrongDType { dtype: self.dtype(), shape: self.shape().to_vec(), expected }
     }
 }
 
@@ -297,14 +278,9 @@ impl fmt::Debug for Tensor {
 
 /// Bytes of a shape, or an error beyond what an allocation can be. A zero size does not excuse the others.
 pub(crate) fn byte_count(dtype: DType, shape: &[usize]) -> Result<usize, TensorError> {
-    let count = shape
-        .iter()
-        .try_fold(dtype.size_bytes(), |bytes, size| bytes.checked_mul(*size));
+    let count = shape.iter().try_fold(dtype.size_bytes(), |bytes, size| bytes.checked_mul(*size));
     let count = count.filter(|bytes| isize::try_from(*bytes).is_ok());
-    count.ok_or_else(|| TensorError::TooLarge {
-        dtype,
-        shape: shape.to_vec(),
-    })
+    count.ok_or_else(|| TensorError::TooLarge { dtype, shape: shape.to_vec() })
 }
 
 pub(crate) fn check_element_count(dtype: DType, shape: &[usize], actual: usize) -> Result<(), TensorError> {
@@ -312,12 +288,7 @@ pub(crate) fn check_element_count(dtype: DType, shape: &[usize], actual: usize) 
     if actual == expected {
         return Ok(());
     }
-    Err(TensorError::ElementCount {
-        dtype,
-        shape: shape.to_vec(),
-        expected,
-        actual,
-    })
+    Err(TensorError::ElementCount { dtype, shape: shape.to_vec(), expected, actual })
 }
 
 fn first_invalid_element(dtype: DType, bytes: &[u8]) -> Option<usize> {
@@ -395,10 +366,7 @@ mod tests {
         let empty = Tensor::zeros(DType::F64, [2, 0, 3]).unwrap();
         assert_eq!((empty.len(), empty.rank()), (0, 3));
         assert_eq!(empty.view::<f64>(), Some(&[][..]));
-        assert_eq!(
-            Tensor::new(DType::F32, [0], Bytes::new()).unwrap().view::<f32>(),
-            Some(&[][..])
-        );
+        assert_eq!(Tensor::new(DType::F32, [0], Bytes::new()).unwrap().view::<f32>(), Some(&[][..]));
         let scalar = Tensor::scalar(3_i64);
         assert_eq!((scalar.shape(), scalar.len()), (&[][..], 1));
         assert_eq!(format!("{scalar:?}"), "Tensor(i64[] [3.0])");
@@ -415,18 +383,9 @@ mod tests {
     fn wrong_sizes_are_errors_that_say_both() {
         let message = |result: Result<Tensor, TensorError>| result.unwrap_err().to_string();
         let bytes = Bytes::from_static(&[0; 7]);
-        assert_eq!(
-            message(Tensor::new(DType::F32, [2], bytes)),
-            "tensor f32[2]: expected 8 bytes, got 7"
-        );
-        assert_eq!(
-            message(Tensor::from_vec([2], vec![1_u8])),
-            "tensor u8[2]: expected 2 elements, got 1"
-        );
-        assert_eq!(
-            message(Tensor::scalar(1_u8).reshaped([0])),
-            "tensor u8[0]: expected 0 elements, got 1"
-        );
+        assert_eq!(message(Tensor::new(DType::F32, [2], bytes)), "tensor f32[2]: expected 8 bytes, got 7");
+        assert_eq!(message(Tensor::from_vec([2], vec![1_u8])), "tensor u8[2]: expected 2 elements, got 1");
+        assert_eq!(message(Tensor::scalar(1_u8).reshaped([0])), "tensor u8[0]: expected 0 elements, got 1");
         let huge = message(Tensor::zeros(DType::F32, [usize::MAX, 2]));
         assert!(huge.ends_with("size in bytes overflows"), "{huge}");
         let large = message(Tensor::zeros(DType::U8, [isize::MAX as usize - 8]));
@@ -442,10 +401,7 @@ mod tests {
         assert!(is_valid(DType::I4, 0xF8) && !is_valid(DType::I4, 8));
         assert!(is_valid(DType::U2, 3) && !is_valid(DType::U2, 4));
         let error = Tensor::new(DType::Bool, [2], Bytes::from_static(&[1, 7])).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "tensor bool[2]: element 1 is the byte 0x07, which is no bool"
-        );
+        assert_eq!(error.to_string(), "tensor bool[2]: element 1 is the byte 0x07, which is no bool");
     }
 
     #[test]

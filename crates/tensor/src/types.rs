@@ -52,18 +52,12 @@ impl Type {
         I: IntoIterator,
         I::Item: Into<Dim>,
     {
-        Type {
-            dtype,
-            dims: dims.into_iter().map(Into::into).collect(),
-        }
+        Type { dtype, dims: dims.into_iter().map(Into::into).collect() }
     }
 
     /// A type without dims.
     pub fn scalar(dtype: DType) -> Type {
-        Type {
-            dtype,
-            dims: Vec::new(),
-        }
+        Type { dtype, dims: Vec::new() }
     }
 
     /// Number of dims.
@@ -83,9 +77,7 @@ impl Type {
 
     /// Bytes in memory of a type whose sizes are numbers; none otherwise or beyond `usize`.
     pub fn size_bytes(&self) -> Option<usize> {
-        self.shape()?
-            .into_iter()
-            .try_fold(self.dtype.size_bytes(), usize::checked_mul)
+        self.shape()?.into_iter().try_fold(self.dtype.size_bytes(), usize::checked_mul)
     }
 
     /// This type with the bound symbols replaced.
@@ -100,28 +92,16 @@ impl Type {
 
     /// The same dims with another element type.
     pub fn with_dtype(&self, dtype: DType) -> Type {
-        Type {
-            dtype,
-            dims: self.dims.clone(),
-        }
+        Type { dtype, dims: self.dims.clone() }
     }
 
     /// Reads a Type at the start of a text; also returns the offset just after it.
     pub fn parse_prefix(text: &str) -> Result<(Type, usize), ParseTypeError> {
-        let expected = |offset, expected| ParseTypeError::Expected {
-            text: text.to_owned(),
-            offset,
-            expected,
-        };
-        let name_end = text
-            .find(|next: char| !next.is_ascii_alphanumeric())
-            .unwrap_or(text.len());
+        let expected = |offset, expected| ParseTypeError::Expected { text: text.to_owned(), offset, expected };
+        let name_end = text.find(|next: char| !next.is_ascii_alphanumeric()).unwrap_or(text.len());
         let name = &text[..name_end];
         let Some(dtype) = DType::from_name(name) else {
-            return Err(ParseTypeError::DType {
-                text: text.to_owned(),
-                name: name.to_owned(),
-            });
+            return Err(ParseTypeError::DType { text: text.to_owned(), name: name.to_owned() });
         };
         if !text[name_end..].starts_with('[') {
             return Err(expected(name_end, "`[`"));
@@ -132,10 +112,8 @@ impl Type {
             return Ok((Type { dtype, dims }, offset + 1));
         }
         loop {
-            let (dim, length) = Dim::parse_prefix(&text[offset..]).map_err(|source| ParseTypeError::Dim {
-                text: text.to_owned(),
-                source,
-            })?;
+            let (dim, length) = Dim::parse_prefix(&text[offset..])
+                .map_err(|source| ParseTypeError::Dim { text: text.to_owned(), source })?;
             dims.push(dim);
             offset += length;
             match text[offset..].chars().next() {
@@ -165,11 +143,7 @@ impl FromStr for Type {
         if end == text.len() {
             return Ok(parsed);
         }
-        Err(ParseTypeError::Expected {
-            text: text.to_owned(),
-            offset: end,
-            expected: "the end",
-        })
+        Err(ParseTypeError::Expected { text: text.to_owned(), offset: end, expected: "the end" })
     }
 }
 
@@ -179,13 +153,8 @@ mod tests {
 
     #[test]
     fn text_parses_back() {
-        for text in [
-            "f32[n,3,224,224]",
-            "f32[]",
-            "i64[0]",
-            "bf16[min(n,4),\"a b\",2*n + 1]",
-            "f8e4m3fn[n floordiv 2]",
-        ] {
+        for text in ["f32[n,3,224,224]", "f32[]", "i64[0]", "bf16[min(n,4),\"a b\",2*n + 1]", "f8e4m3fn[n floordiv 2]"]
+        {
             assert_eq!(text.parse::<Type>().unwrap().to_string(), text);
         }
     }

@@ -8,10 +8,7 @@ use crate::{Bench, models, names_in};
 fn a_program_gives_what_the_model_gives() {
     let bench = Bench::with_model("m.onnx", &models::affine());
     let compiled = bench.json("compile m.onnx -o p --dim rows=4 --explain");
-    assert_eq!(
-        (&compiled["schema"], &compiled["bucket"]),
-        (&json!("precast.compile/1"), &json!({ "rows": 4 }))
-    );
+    assert_eq!((&compiled["schema"], &compiled["bucket"]), (&json!("precast.compile/1"), &json!({ "rows": 4 })));
     assert!(compiled["explain"][0]["kernel"].is_string());
     assert_eq!(bench.names(), ["m.onnx", "p", "p.constants"]);
     let of_model = bench.json("run m.onnx --dim rows=4 --seed 7");
@@ -24,11 +21,7 @@ fn sizes_nobody_gave_are_announced_with_their_flags() {
     let bench = Bench::with_model("m.onnx", &models::embedding());
     let outcome = bench.run("compile m.onnx -o p");
     assert_eq!(outcome.exit, 0, "{}", outcome.stderr);
-    assert!(
-        outcome.stderr.contains("guessed: --dim n=1 --dim length=64\n"),
-        "{}",
-        outcome.stderr
-    );
+    assert!(outcome.stderr.contains("guessed: --dim n=1 --dim length=64\n"), "{}", outcome.stderr);
     assert!(outcome.stdout.contains("length=64,n=1"), "{}", outcome.stdout);
     let quiet = bench.run("compile m.onnx -o p --quiet --shapes ids:2x3,mask:2x3");
     assert_eq!((quiet.exit, quiet.stderr.as_str()), (0, ""));
@@ -40,10 +33,7 @@ fn compiling_twice_gives_the_same_bytes() {
     bench.json("compile m.onnx -o a");
     bench.json("compile m.onnx -o b");
     assert_eq!(bench.read("a"), bench.read("b"));
-    assert_eq!(
-        names_in(&bench.path("a.constants")),
-        names_in(&bench.path("b.constants"))
-    );
+    assert_eq!(names_in(&bench.path("a.constants")), names_in(&bench.path("b.constants")));
 }
 
 #[test]
@@ -51,11 +41,7 @@ fn a_model_that_is_not_one_program_is_refused_and_leaves_nothing() {
     let bench = Bench::with_model("m.onnx", &models::positions());
     let outcome = bench.run("compile m.onnx -o p");
     assert_eq!(outcome.exit, 3);
-    assert!(
-        outcome.stderr.contains("error: the model is not one Program"),
-        "{}",
-        outcome.stderr
-    );
+    assert!(outcome.stderr.contains("error: the model is not one Program"), "{}", outcome.stderr);
     assert_eq!(bench.names(), ["m.onnx"]);
 }
 

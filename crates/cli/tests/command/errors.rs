@@ -31,11 +31,7 @@ fn each_error_has_its_code_and_names_the_thing() {
         ("run m.onnx --input x", 2, "NAME=FILE"),
         ("run m.onnx --input x=ones --input x=zeros", 2, "given twice"),
         ("run m.onnx --dim row=2", 2, "Did you mean 'rows'?"),
-        (
-            "run m.onnx --dim rows=2 --shape x:3x3",
-            2,
-            "the dim 'rows' 3; it is 2 already",
-        ),
+        ("run m.onnx --dim rows=2 --shape x:3x3", 2, "the dim 'rows' 3; it is 2 already"),
         ("run m.onnx --shape x:1x4", 2, "has 4 where the model declares 3"),
         ("run m.onnx --dim rows=-2", 2, "is not a size"),
         ("run m.onnx --dim rows=4000000000", 8, "refused"),
@@ -44,13 +40,9 @@ fn each_error_has_its_code_and_names_the_thing() {
         ("run m.onnx --isa avx1024", 2, "portable, avx2, avx512, avx512-vnni"),
         ("run m.onnx --device cuda:0", 2, "this build has not; it has: cpu"),
         ("run m.onnx --device cpi", 2, "Did you mean 'cpu'?"),
-        (
-            "verify m.onnx --against tea-leaves",
-            2,
-            "reference, onnxruntime or FILE.npz",
-        ),
+        ("verify m.onnx --against tea-leaves", 2, "reference, onnxruntime or FILE.npz"),
         ("verify m.onnx --rel 1 --atol 1", 2, "cannot be used with"),
-        ("perf m.onnx --duration -1", 2, "not negative"),
+        ("perf m.onnx --duration=-1", 2, "not negative"),
         ("compile m.onnx", 2, "--output"),
         ("compile m.onnx -o absent/p", 2, "cannot write 'absent/p'"),
         ("inspect m.onnx --stage fused", 2, "--text"),
@@ -67,18 +59,12 @@ fn each_error_has_its_code_and_names_the_thing() {
 #[test]
 fn json_errors_are_one_line_with_a_kind() {
     let bench = Bench::with_model("m.onnx", &models::affine());
-    for (arguments, kind) in [
-        ("run absent.onnx", "usage"),
-        ("run m.onnx --dim rows=4000000000", "limit"),
-        ("run", "usage"),
-    ] {
+    for (arguments, kind) in
+        [("run absent.onnx", "usage"), ("run m.onnx --dim rows=4000000000", "limit"), ("run", "usage")]
+    {
         let outcome = bench.run(&format!("{arguments} --json"));
         let json = outcome.json();
-        assert_eq!(
-            (&json["schema"], &json["kind"]),
-            (&json!("precast.error/1"), &json!(kind)),
-            "{arguments}"
-        );
+        assert_eq!((&json["schema"], &json["kind"]), (&json!("precast.error/1"), &json!(kind)), "{arguments}");
         assert_eq!(json["exit"], json!(outcome.exit));
         assert!(json["error"].as_str().is_some_and(|text| !text.is_empty()));
     }
@@ -88,10 +74,7 @@ fn json_errors_are_one_line_with_a_kind() {
 fn an_alias_of_a_device_is_announced() {
     let bench = Bench::with_model("m.onnx", &models::affine());
     let outcome = bench.run("check m.onnx --device CPUExecutionProvider");
-    assert_eq!(
-        (outcome.exit, outcome.stderr.as_str()),
-        (0, "notice: 'CPUExecutionProvider' is read as 'cpu'\n")
-    );
+    assert_eq!((outcome.exit, outcome.stderr.as_str()), (0, "notice: 'CPUExecutionProvider' is read as 'cpu'\n"));
 }
 
 #[test]

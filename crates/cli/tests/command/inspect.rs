@@ -8,14 +8,8 @@ use crate::{Bench, models};
 fn a_model_shows_its_interface_and_operators() {
     let bench = Bench::with_model("m.onnx", &models::affine());
     let text = bench.run("inspect m.onnx").stdout;
-    assert!(
-        text.contains("opset ai.onnx 17 · ir 8 · 3 nodes, 3 operators · 32 B weights"),
-        "{text}"
-    );
-    assert!(
-        text.contains("input    x f32[rows,3]\noutput   y f32[rows,2]\n"),
-        "{text}"
-    );
+    assert!(text.contains("opset ai.onnx 17 · ir 8 · 3 nodes, 3 operators · 32 B weights"), "{text}");
+    assert!(text.contains("input    x f32[rows,3]\noutput   y f32[rows,2]\n"), "{text}");
     assert!(text.contains("operators Add 1, MatMul 1, Relu 1\n"), "{text}");
 }
 
@@ -25,10 +19,7 @@ fn json_has_the_same() {
     let json = bench.json("inspect m.onnx");
     assert_eq!(json["schema"], "precast.inspect/1");
     assert_eq!(json["kind"], "model");
-    assert_eq!(
-        json["inputs"],
-        json!([{ "name": "x", "dtype": "f32", "dims": ["rows", 3] }])
-    );
+    assert_eq!(json["inputs"], json!([{ "name": "x", "dtype": "f32", "dims": ["rows", 3] }]));
     assert_eq!(json["operators"], json!({ "Add": 1, "MatMul": 1, "Relu": 1 }));
 }
 
@@ -36,10 +27,7 @@ fn json_has_the_same() {
 fn text_is_the_graph_of_each_stage() {
     let bench = Bench::with_model("m.onnx", &models::affine());
     let imported = bench.run("inspect m.onnx --text").stdout;
-    assert!(
-        imported.starts_with("graph ") && imported.contains("f32[rows,3]"),
-        "{imported}"
-    );
+    assert!(imported.starts_with("graph ") && imported.contains("f32[rows,3]"), "{imported}");
     let canonical = bench.run("inspect m.onnx --text --stage canonical").stdout;
     assert!(canonical.contains("f32[rows,3]"), "{canonical}");
     let fused = bench.run("inspect m.onnx --text --stage fused --dim rows=5").stdout;
@@ -51,10 +39,7 @@ fn a_program_shows_its_steps() {
     let bench = Bench::with_model("m.onnx", &models::affine());
     bench.json("compile m.onnx -o p --dim rows=2");
     let text = bench.run("inspect p").stdout;
-    assert!(
-        text.contains("bucket   rows=2\n") && text.contains("input    x f32[2,3]\n"),
-        "{text}"
-    );
+    assert!(text.contains("bucket   rows=2\n") && text.contains("input    x f32[2,3]\n"), "{text}");
     assert!(text.contains("make_product"), "{text}");
     let json = bench.json("inspect p");
     assert_eq!((&json["kind"], &json["bucket"]["rows"]), (&json!("program"), &json!(2)));

@@ -6,12 +6,12 @@ use precast_onnx::proto::{
 };
 use prost::Message;
 
-pub fn encode(model: &ModelProto) -> Vec<u8> {
+pub(crate) fn encode(model: &ModelProto) -> Vec<u8> {
     model.encode_to_vec()
 }
 
 /// y = relu(x · weight + bias), x of any number of rows.
-pub fn affine() -> ModelProto {
+pub(crate) fn affine() -> ModelProto {
     let nodes = vec![
         node("MatMul", &["x", "weight"], "product"),
         node("Add", &["product", "bias"], "sum"),
@@ -20,60 +20,38 @@ pub fn affine() -> ModelProto {
     let weight: Vec<f32> = vec![1.0, -2.0, 0.5, 3.0, -1.0, 2.0];
     let initializers = vec![floats("weight", &[3, 2], &weight), floats("bias", &[2], &[0.25, -0.5])];
     let x = value("x", DataType::Float, &["rows", "3"]);
-    model(
-        nodes,
-        initializers,
-        vec![x],
-        vec![value("y", DataType::Float, &["rows", "2"])],
-    )
+    model(nodes, initializers, vec![x], vec![value("y", DataType::Float, &["rows", "2"])])
 }
 
 /// Rows of a table by index.
-pub fn embedding() -> ModelProto {
+pub(crate) fn embedding() -> ModelProto {
     let table = floats("table", &[2, 2], &[1.0, 2.0, 3.0, 4.0]);
     let ids = value("ids", DataType::Int64, &["n", "length"]);
     let mask = value("mask", DataType::Bool, &["n", "length"]);
-    let nodes = vec![
-        node("Gather", &["table", "ids"], "rows"),
-        node("Not", &["mask"], "hidden"),
-    ];
-    let outputs = vec![
-        value("rows", DataType::Float, &["n", "length", "2"]),
-        value("hidden", DataType::Bool, &["n", "length"]),
-    ];
+    let nodes = vec![node("Gather", &["table", "ids"], "rows"), node("Not", &["mask"], "hidden")];
+    let outputs =
+        vec![value("rows", DataType::Float, &["n", "length", "2"]), value("hidden", DataType::Bool, &["n", "length"])];
     model(nodes, vec![table], vec![ids, mask], outputs)
 }
 
 /// A result whose size depends on values.
-pub fn positions() -> ModelProto {
+pub(crate) fn positions() -> ModelProto {
     let x = value("x", DataType::Float, &["n"]);
-    model(
-        vec![node("NonZero", &["x"], "y")],
-        Vec::new(),
-        vec![x],
-        vec![value("y", DataType::Int64, &["1", "found"])],
-    )
+    model(vec![node("NonZero", &["x"], "y")], Vec::new(), vec![x], vec![value("y", DataType::Int64, &["1", "found"])])
 }
 
 /// Two operators that nobody has.
-pub fn unsupported() -> ModelProto {
-    let nodes = vec![
-        node("Frobnicate", &["x"], "a"),
-        node("Relu", &["x"], "b"),
-        node("Whirl", &["b"], "y"),
-    ];
+pub(crate) fn unsupported() -> ModelProto {
+    let nodes = vec![node("Frobnicate", &["x"], "a"), node("Relu", &["x"], "b"), node("Whirl", &["b"], "y")];
     let x = value("x", DataType::Float, &["n"]);
     model(nodes, Vec::new(), vec![x], vec![value("y", DataType::Float, &["n"])])
 }
 
 /// A weight in a file outside of the model's folder.
-pub fn escaping() -> ModelProto {
+pub(crate) fn escaping() -> ModelProto {
     let mut model = affine();
     let graph = model.graph.as_mut().unwrap();
-    let location = StringStringEntryProto {
-        key: "location".to_string(),
-        value: "../secret".to_string(),
-    };
+    let location = StringStringEntryProto { key: "location".to_string(), value: "../secret".to_string() };
     let weight = TensorProto {
         raw_data: None,
         data_location: Some(1),
@@ -85,7 +63,7 @@ pub fn escaping() -> ModelProto {
 }
 
 /// The sum needs 80 channels, whatever the declaration says.
-pub fn needs_80_channels() -> ModelProto {
+pub(crate) fn needs_80_channels() -> ModelProto {
     let x = value("x", DataType::Float, &["n", "channels"]);
     let weight = floats("weight", &[80, 1], &[0.5; 80]);
     model(
@@ -102,21 +80,11 @@ fn model(
     input: Vec<ValueInfoProto>,
     output: Vec<ValueInfoProto>,
 ) -> ModelProto {
-    let graph = GraphProto {
-        name: "g".to_string(),
-        node,
-        initializer,
-        input,
-        output,
-        ..Default::default()
-    };
+    let graph = GraphProto { name: "g".to_string(), node, initializer, input, output, ..Default::default() };
     ModelProto {
         ir_version: 8,
         producer_name: "test".to_string(),
-        opset_import: vec![OperatorSetIdProto {
-            domain: String::new(),
-            version: 17,
-        }],
+        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: 17 }],
         graph: Some(graph),
         ..Default::default()
     }
@@ -145,28 +113,11 @@ fn floats(name: &str, dims: &[i64], values: &[f32]) -> TensorProto {
 
 fn value(name: &str, data_type: DataType, dims: &[&str]) -> ValueInfoProto {
     let dim = |text: &&str| {
-        let value = text
-            .parse()
-            .map_or_else(|_| DimensionValue::DimParam(text.to_string()), DimensionValue::DimValue);
-        DimensionProto {
-            value: Some(value),
-            ..Default::default()
-        }
+        let value = text.parse().map_or_else(|_| DimensionValue::DimParam(text.to_string()), DimensionValue::DimValue);
+        DimensionProto { value: Some(value), ..Default::default() }
     };
-    let shape = TensorShapeProto {
-        dim: dims.iter().map(dim).collect(),
-    };
-    let tensor = TensorTypeProto {
-        elem_type: data_type as i32,
-        shape: Some(shape),
-    };
-    let ty = TypeProto {
-        value: Some(TypeValue::TensorType(tensor)),
-        ..Default::default()
-    };
-    ValueInfoProto {
-        name: name.to_string(),
-        r#type: Some(ty),
-        ..Default::default()
-    }
+    let shape = TensorShapeProto { dim: dims.iter().map(dim).collect() };
+    let tensor = TensorTypeProto { elem_type: data_type as i32, shape: Some(shape) };
+    let ty = TypeProto { value: Some(TypeValue::TensorType(tensor)), ..Default::default() };
+    ValueInfoProto { name: name.to_string(), r#type: Some(ty), ..Default::default() }
 }

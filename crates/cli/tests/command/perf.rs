@@ -10,34 +10,20 @@ const SHORT: &str = "--warmUp 0 --iterations 7";
 fn json_has_latencies_in_order() {
     let bench = Bench::with_model("m.onnx", &models::affine());
     let json = bench.json(&format!("perf m.onnx --dim rows=2 {SHORT} --per-step"));
-    assert_eq!(
-        (&json["schema"], &json["threads"], &json["runs"]),
-        (&json!("precast.perf/1"), &json!(1), &json!(7))
-    );
+    assert_eq!((&json["schema"], &json["threads"], &json["runs"]), (&json!("precast.perf/1"), &json!(1), &json!(7)));
     let latency = |name: &str| json["latency_ms"][name].as_f64().unwrap();
     let ordered = ["min", "p50", "p90", "p95", "p99", "max"].map(latency);
-    assert!(
-        ordered.is_sorted() && ordered[0] > 0.0 && latency("mean") > 0.0,
-        "{ordered:?}"
-    );
+    assert!(ordered.is_sorted() && ordered[0] > 0.0 && latency("mean") > 0.0, "{ordered:?}");
     assert!(json["first_ms"].as_f64().unwrap() >= json["compile_ms"].as_f64().unwrap());
     assert!(json["steps"][0]["kernel"].is_string() && json["kernels"][0]["share"].is_number());
-    assert_eq!(
-        json["inputs"],
-        json!([{ "name": "x", "dtype": "f32", "shape": [2, 3] }])
-    );
+    assert_eq!(json["inputs"], json!([{ "name": "x", "dtype": "f32", "shape": [2, 3] }]));
 }
 
 #[test]
 fn batches_are_measured_one_after_another() {
     let bench = Bench::with_model("m.onnx", &models::embedding());
     let json = bench.json(&format!("perf m.onnx --batches 1,3,7 {SHORT}"));
-    let shapes: Vec<_> = json["batches"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|row| &row["inputs"][0]["shape"])
-        .collect();
+    let shapes: Vec<_> = json["batches"].as_array().unwrap().iter().map(|row| &row["inputs"][0]["shape"]).collect();
     assert_eq!(shapes, [&json!([1, 64]), &json!([3, 64]), &json!([7, 64])]);
     assert_eq!(json["batches"][1]["batch"], json!(3));
     let text = bench.run(&format!("perf m.onnx --batches 1,3 {SHORT}")).stdout;

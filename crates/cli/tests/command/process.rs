@@ -13,13 +13,7 @@ fn a_signal_ends_the_process_within_a_second_and_leaves_no_files() {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(300));
         let begun = Instant::now();
-        assert!(
-            Command::new("kill")
-                .args([signal, &child.id().to_string()])
-                .status()
-                .unwrap()
-                .success()
-        );
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
         assert_eq!(child.wait().unwrap().code(), Some(exit));
         assert!(begun.elapsed() < Duration::from_secs(1));
         assert_eq!(bench.names(), ["m.onnx"]);

@@ -19,11 +19,7 @@ fn bench_with_inputs() -> Bench {
     let bench = Bench::with_model("m.onnx", &models::affine());
     let x = Tensor::from_vec([1, 3], X.to_vec()).unwrap();
     write_npy(std::fs::File::create(bench.path("x.npy")).unwrap(), &x).unwrap();
-    write_npz(
-        std::fs::File::create(bench.path("x.npz")).unwrap(),
-        &[("x".to_string(), x)],
-    )
-    .unwrap();
+    write_npz(std::fs::File::create(bench.path("x.npz")).unwrap(), &[("x".to_string(), x)]).unwrap();
     let proto = precast_onnx::proto::TensorProto {
         dims: vec![1, 3],
         data_type: 1,
@@ -40,11 +36,7 @@ fn inputs_come_from_every_kind_of_file() {
     for input in ["x=x.npy", "x=x.npz", "x.npz", "x=x.pb"] {
         let json = bench.json(&format!("run m.onnx --input {input} --output y.npz"));
         assert_eq!(json["schema"], "precast.run/1");
-        assert_eq!(
-            read_tensor(&bench.path("y.npz"), "y", None).unwrap(),
-            expected(),
-            "{input}"
-        );
+        assert_eq!(read_tensor(&bench.path("y.npz"), "y", None).unwrap(), expected(), "{input}");
     }
 }
 
@@ -52,19 +44,12 @@ fn inputs_come_from_every_kind_of_file() {
 fn made_up_inputs_are_announced_and_depend_on_the_seed() {
     let bench = Bench::with_model("m.onnx", &models::affine());
     let outcome = bench.run("run m.onnx --seed 3");
-    assert!(
-        outcome.stderr.contains("inputs nobody gave are random (--seed 3): x;"),
-        "{}",
-        outcome.stderr
-    );
+    assert!(outcome.stderr.contains("inputs nobody gave are random (--seed 3): x;"), "{}", outcome.stderr);
     let outputs = |arguments: &str| bench.json(arguments)["outputs"].clone();
     assert_eq!(outputs("run m.onnx --seed 3"), outputs("run m.onnx --seed 3"));
     assert_ne!(outputs("run m.onnx --seed 3"), outputs("run m.onnx --seed 4"));
     assert_eq!(outputs("run m.onnx --input x=zeros")[0]["first"], json!([0.25, 0.0]));
-    assert_eq!(
-        outputs("run m.onnx --input x=ones --dim rows=2")[0]["shape"],
-        json!([2, 2])
-    );
+    assert_eq!(outputs("run m.onnx --input x=ones --dim rows=2")[0]["shape"], json!([2, 2]));
 }
 
 #[test]
@@ -89,10 +74,7 @@ fn an_output_archive_is_an_input_archive() {
     let json = bench.json("run m.onnx --input x=ones --dim n=3 --output y.npz");
     assert_eq!(json["outputs"][0]["first"], json!([0, 1, 2]));
     let arrays = read_archive(&bench.path("y.npz"), |_| None).unwrap();
-    assert_eq!(
-        arrays,
-        [("y".to_string(), Tensor::from_vec([1, 3], vec![0_i64, 1, 2]).unwrap())]
-    );
+    assert_eq!(arrays, [("y".to_string(), Tensor::from_vec([1, 3], vec![0_i64, 1, 2]).unwrap())]);
 }
 
 #[test]
@@ -100,10 +82,6 @@ fn guessed_sizes_that_do_not_fit_are_replaced() {
     let bench = Bench::with_model("m.onnx", &models::needs_80_channels());
     let outcome = bench.run("run m.onnx --input x=ones");
     assert_eq!(outcome.exit, 0, "{}", outcome.stderr);
-    assert!(
-        outcome.stderr.contains("used instead: --dim channels=80 --dim n=1\n"),
-        "{}",
-        outcome.stderr
-    );
+    assert!(outcome.stderr.contains("used instead: --dim channels=80 --dim n=1\n"), "{}", outcome.stderr);
     assert_eq!(bench.run("run m.onnx --dim channels=81").exit, 3);
 }

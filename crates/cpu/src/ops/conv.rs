@@ -161,7 +161,8 @@ fn conv_int_shape(step: &StepNode, op: &ConvInt) -> Option<ConvIntShape> {
     let [dilation_y, dilation_x] = plane(&op.dilation, 1)?;
     let [pad_top, pad_left] = plane(&numbers(&op.pad_lo)?, 0)?;
     numbers(&op.pad_hi)?;
-    let axis = |input, output, kernel, stride, pad, dilation| ConvIntAxis { input, output, kernel, stride, pad, dilation };
+    let axis =
+        |input, output, kernel, stride, pad, dilation| ConvIntAxis { input, output, kernel, stride, pad, dilation };
     Some(ConvIntShape {
         batch: x[0],
         groups: op.groups,
@@ -173,11 +174,7 @@ fn conv_int_shape(step: &StepNode, op: &ConvInt) -> Option<ConvIntShape> {
 }
 
 /// A transposed convolution, 1-D or 2-D in f32.
-pub fn lower_conv_transpose(
-    step: &StepNode,
-    op: &ConvTranspose,
-    machine: Machine,
-) -> Result<Option<Lowered>, String> {
+pub fn lower_conv_transpose(step: &StepNode, op: &ConvTranspose, machine: Machine) -> Result<Option<Lowered>, String> {
     let Some(shape) = conv_transpose_shape(step, op) else { return Ok(None) };
     let scratch = conv_transpose::conv_transpose_scratch_len(machine.isa, machine.threads, &shape) * size_of::<f32>();
     let has_bias = step.input_count() > 2;

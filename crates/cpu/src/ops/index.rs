@@ -113,7 +113,8 @@ fn scatter_kernel(func: ScatterFn, dtype: DType) -> Option<ScatterKernel> {
 
 /// Updates at indices along an axis.
 pub fn lower_scatter_elements(step: &StepNode, op: &ScatterElements) -> Result<Option<Lowered>, String> {
-    let (Some(index_type), Some(kernel)) = (IndexType::of(step.dtype(1)), scatter_kernel(op.func, step.dtype(0))) else {
+    let (Some(index_type), Some(kernel)) = (IndexType::of(step.dtype(1)), scatter_kernel(op.func, step.dtype(0)))
+    else {
         return Ok(None);
     };
     let (shape, index_shape, axis) = (step.shape(0), step.shape(1), op.axis);
@@ -127,7 +128,8 @@ pub fn lower_scatter_elements(step: &StepNode, op: &ScatterElements) -> Result<O
 
 /// Updates at index tuples.
 pub fn lower_scatter_nd(step: &StepNode, op: &ScatterNd) -> Result<Option<Lowered>, String> {
-    let (Some(index_type), Some(kernel)) = (IndexType::of(step.dtype(1)), scatter_kernel(op.func, step.dtype(0))) else {
+    let (Some(index_type), Some(kernel)) = (IndexType::of(step.dtype(1)), scatter_kernel(op.func, step.dtype(0)))
+    else {
         return Ok(None);
     };
     let tuples = Tuples::of(step, 0);

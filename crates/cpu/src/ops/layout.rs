@@ -46,7 +46,8 @@ pub fn lower_slice(step: &StepNode, op: &Slice) -> Result<Option<Lowered>, Strin
         let Some(start) = start.as_usize() else { return Ok(None) };
         offset += start * stride;
     }
-    let stepped: Vec<isize> = op.step.iter().zip(&strides).map(|(&step, &stride)| step as isize * stride as isize).collect();
+    let stepped: Vec<isize> =
+        op.step.iter().zip(&strides).map(|(&step, &stride)| step as isize * stride as isize).collect();
     let is_empty = step.output_shape(0).contains(&0);
     lower_copy(step, "slice", if is_empty { 0 } else { offset }, &stepped)
 }

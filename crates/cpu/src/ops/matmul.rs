@@ -207,8 +207,7 @@ pub fn lower_matmul_int(step: &StepNode, _machine: Machine) -> Result<Option<Low
                 gemm_int::pack_b_int_into(&exec, k, n, args.read(2), is_b_signed, false, b_scratch);
                 b_scratch
             };
-            let gemm =
-                GemmInt { m, n, k, a: args.read(0), is_a_signed, a_zero, packed_b, is_b_signed, b_zero };
+            let gemm = GemmInt { m, n, k, a: args.read(0), is_a_signed, a_zero, packed_b, is_b_signed, b_zero };
             gemm_int::gemm_int(&exec, &gemm, c, n, a_scratch);
             Ok(())
         }),

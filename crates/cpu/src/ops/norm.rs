@@ -69,12 +69,16 @@ pub fn lower_rms_norm(step: &StepNode, op: &RmsNorm) -> Result<Option<Lowered>, 
 /// Group norm with scale and bias a channel.
 pub fn lower_group_norm(step: &StepNode, op: &GroupNorm) -> Result<Option<Lowered>, String> {
     let shape = step.shape(0);
-    if !is_f32(step) || op.groups == 0 || shape[1] % op.groups != 0 {
+    if !is_f32(step) || op.groups == 0 || !shape[1].is_multiple_of(op.groups) {
         return Ok(None);
     }
     let channels_per_group = shape[1] / op.groups;
-    let norm_shape =
-        GroupNormShape { batch: shape[0], groups: op.groups, channels_per_group, elements: shape[2..].iter().product() };
+    let norm_shape = GroupNormShape {
+        batch: shape[0],
+        groups: op.groups,
+        channels_per_group,
+        elements: shape[2..].iter().product(),
+    };
     let epsilon = op.epsilon as f32;
     Ok(Some(Lowered::plain("group_norm", step, move |args, exec| {
         let (x, scale, bias) = (args.read::<f32>(0), args.read::<f32>(1), args.read::<f32>(2));

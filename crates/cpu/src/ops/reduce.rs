@@ -1,9 +1,7 @@
 //! Reductions over neighbouring axes, seen as the middle of `[outer, axis, inner]`.
 
 use precast_ir::op::{ArgFn, ArgReduce, Cumulate, CumulateFn, Reduce, ReduceFn};
-use precast_kernels::reduce::{
-    self, ArgKernel, CumulateKernel, CumulateOrder, IntReduceKernel, ReduceKernel, Tie,
-};
+use precast_kernels::reduce::{self, ArgKernel, CumulateKernel, CumulateOrder, IntReduceKernel, ReduceKernel, Tie};
 use precast_tensor::DType;
 
 use crate::ops::around;
@@ -45,11 +43,7 @@ fn middle(shape: &[usize], axes: &[usize]) -> Option<[usize; 3]> {
     };
     let is_whole = (first..=last).filter(is_long).all(|axis| reduced.contains(&axis));
     is_whole.then(|| {
-        [
-            shape[..first].iter().product(),
-            shape[first..=last].iter().product(),
-            shape[last + 1..].iter().product(),
-        ]
+        [shape[..first].iter().product(), shape[first..=last].iter().product(), shape[last + 1..].iter().product()]
     })
 }
 

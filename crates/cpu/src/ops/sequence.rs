@@ -84,8 +84,15 @@ pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Res
     };
     let rows = layer.steps * layer.batch;
     let projected = rows * gates * layer.hidden;
-    let product =
-        gemm::gemm_scratch_len(machine.isa, machine.threads, rows, gates * layer.hidden, layer.input, Packing::Plain, Packing::Packed);
+    let product = gemm::gemm_scratch_len(
+        machine.isa,
+        machine.threads,
+        rows,
+        gates * layer.hidden,
+        layer.input,
+        Packing::Plain,
+        Packing::Packed,
+    );
     let recurrence = match op.func {
         RecurrentFn::Lstm => recurrent::lstm_scratch_len(machine.isa, machine.threads, &shape),
         RecurrentFn::Gru => recurrent::gru_scratch_len(machine.isa, machine.threads, &shape),
@@ -108,8 +115,7 @@ pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Res
             let y_c: &mut [f32] = if is_lstm { args.write(2) } else { &mut [] };
             let scratch = args.write::<f32>(if is_lstm { 3 } else { 2 });
             let (projected, scratch) = scratch.split_at_mut(projected);
-            let (w_len, r_len, bias_len) =
-                (w.len() / directions, r.len() / directions, biases.len() / directions);
+            let (w_len, r_len, bias_len) = (w.len() / directions, r.len() / directions, biases.len() / directions);
             for direction in 0..directions {
                 let bias = &biases[direction * bias_len..][..bias_len];
                 let (input_bias, hidden_bias) = bias.split_at(gates * layer.hidden);

@@ -37,11 +37,7 @@ impl Operation for If {
         let [condition, captures @ ..] = inputs else {
             return Err(InferError::new(IF, "the condition is missing").into());
         };
-        let body = if read_bool(IF, condition)? {
-            &self.then_body
-        } else {
-            &self.else_body
-        };
+        let body = if read_bool(IF, condition)? { &self.then_body } else { &self.else_body };
         eval_body(IF, body, captures)
     }
 }
@@ -61,35 +57,22 @@ impl Operation for Loop {
         for at in 0..self.carried {
             let (before, after) = (declared[2 + at], &given[1 + at]);
             let dims = before.dims.iter().zip(&after.dims).zip(&values[at].dims).enumerate();
-            let dims = dims.map(|(axis, ((before, after), outer))| {
-                if before == after {
-                    outer.clone()
-                } else {
-                    self.symbol(&format!("carried{at}_{axis}"))
-                }
-            });
-            types.push(Type {
-                dtype: after.dtype,
-                dims: dims.collect(),
-            });
+            let dims =
+                dims.map(
+                    |(axis, ((before, after), outer))| {
+                        if before == after { outer.clone() } else { self.symbol(&format!("carried{at}_{axis}")) }
+                    },
+                );
+            types.push(Type { dtype: after.dtype, dims: dims.collect() });
         }
         let carried: Vec<&Type> = (0..self.carried)
-            .map(|at| {
-                if types[at].dims == values[at].dims {
-                    values[at]
-                } else {
-                    declared[2 + at]
-                }
-            })
+            .map(|at| if types[at].dims == values[at].dims { values[at] } else { declared[2 + at] })
             .collect();
         let body_inputs = [&declared[..2], &carried, &values[self.carried..]].concat();
         let body = typed_body(LOOP, &self.body, &body_inputs)?;
         for slice in output_types(&body).into_iter().skip(1 + self.carried) {
             let dims = std::iter::once(self.symbol("trip")).chain(slice.dims).collect();
-            types.push(Type {
-                dtype: slice.dtype,
-                dims,
-            });
+            types.push(Type { dtype: slice.dtype, dims });
         }
         Ok(types)
     }
@@ -110,9 +93,7 @@ impl Operation for Loop {
             arguments.extend(carried);
             arguments.extend_from_slice(captures);
             let mut outputs = eval_body(LOOP, &self.body, &arguments)?.into_iter();
-            let condition = outputs
-                .next()
-                .ok_or_else(|| EvalError::value(LOOP, "the body gives no condition"))?;
+            let condition = outputs.next().ok_or_else(|| EvalError::value(LOOP, "the body gives no condition"))?;
             is_running = read_bool(LOOP, &condition)?;
             carried = outputs.by_ref().take(self.carried).collect();
             scans.iter_mut().zip(outputs).for_each(|(scan, slice)| scan.push(slice));
@@ -138,25 +119,13 @@ impl Loop {
             );
             return Err(InferError::new(LOOP, reason));
         }
-        check_single(
-            LOOP,
-            "iteration number of the body",
-            self.body.ty(inputs[0]),
-            DType::I64,
-        )?;
+        check_single(LOOP, "iteration number of the body", self.body.ty(inputs[0]), DType::I64)?;
         check_single(LOOP, "condition of the body", self.body.ty(inputs[1]), DType::Bool)?;
-        check_single(
-            LOOP,
-            "condition from the body",
-            self.body.ty(outputs[0].value),
-            DType::Bool,
-        )?;
+        check_single(LOOP, "condition from the body", self.body.ty(outputs[0].value), DType::Bool)?;
         for at in 0..self.carried {
             let (outer, before) = (values[at], self.body.ty(inputs[2 + at]));
             let after = self.body.ty(outputs[1 + at].value);
-            let fits = [before, after]
-                .iter()
-                .all(|ty| ty.dtype == outer.dtype && ty.dims.len() == outer.dims.len());
+            let fits = [before, after].iter().all(|ty| ty.dtype == outer.dtype && ty.dims.len() == outer.dims.len());
             if !fits {
                 let reason =
                     format!("carried value {at} is {outer} outside, {before} before and {after} after the body");
@@ -167,19 +136,12 @@ impl Loop {
     }
 
     fn body_input_rank(&self, input: usize) -> usize {
-        self.body
-            .inputs()
-            .get(input)
-            .map_or(0, |&input| self.body.ty(input).dims.len())
+        self.body.inputs().get(input).map_or(0, |&input| self.body.ty(input).dims.len())
     }
 
     /// A size that only a run decides. It is named after the body, so loops whose bodies differ in name differ in size.
     fn symbol(&self, what: &str) -> Dim {
-        let name = if self.body.name.is_empty() {
-            LOOP
-        } else {
-            &self.body.name
-        };
+        let name = if self.body.name.is_empty() { LOOP } else { &self.body.name };
         Dim::symbol(format!("{name}_{what}"))
     }
 }
@@ -189,11 +151,7 @@ impl Operation for Fused {
         let declared: Vec<&Type> = self.body.inputs().iter().map(|&input| self.body.ty(input)).collect();
         if declared != inputs {
             let print = |types: &[&Type]| types.iter().map(|ty| ty.to_string()).collect::<Vec<_>>().join(", ");
-            let reason = format!(
-                "inputs {} found where the body takes {}",
-                print(inputs),
-                print(&declared)
-            );
+            let reason = format!("inputs {} found where the body takes {}", print(inputs), print(&declared));
             return Err(InferError::new(FUSED, reason));
         }
         Ok(output_types(&self.body))
@@ -205,10 +163,7 @@ impl Operation for Fused {
 }
 
 fn output_types(body: &Graph) -> Vec<Type> {
-    body.outputs()
-        .iter()
-        .map(|output| body.ty(output.value).clone())
-        .collect()
+    body.outputs().iter().map(|output| body.ty(output.value).clone()).collect()
 }
 
 /// A body with the Types of the values it is given: itself where those are the ones it declares.
@@ -218,17 +173,10 @@ fn typed_body<'a>(op: &'static str, body: &'a Graph, inputs: &[&Type]) -> Result
         return Ok(Cow::Borrowed(body));
     }
     let ranks_fit = declared.len() == inputs.len()
-        && declared
-            .iter()
-            .zip(inputs)
-            .all(|(a, b)| a.dtype == b.dtype && a.dims.len() == b.dims.len());
+        && declared.iter().zip(inputs).all(|(a, b)| a.dtype == b.dtype && a.dims.len() == b.dims.len());
     if !ranks_fit {
         let print = |types: &[&Type]| types.iter().map(|ty| ty.to_string()).collect::<Vec<_>>().join(", ");
-        let reason = format!(
-            "inputs {} found where the body takes {}",
-            print(inputs),
-            print(&declared)
-        );
+        let reason = format!("inputs {} found where the body takes {}", print(inputs), print(&declared));
         return Err(InferError::new(op, reason));
     }
     let mut bindings = Bindings::new();
@@ -238,17 +186,12 @@ fn typed_body<'a>(op: &'static str, body: &'a Graph, inputs: &[&Type]) -> Result
             if let (Some(symbol), Some(size)) = (dim.as_symbol(), size.as_const())
                 && bindings.insert(symbol, size).is_some_and(|before| before != size)
             {
-                return Err(InferError::new(
-                    op,
-                    format!("{symbol} of the body would have two sizes"),
-                ));
+                return Err(InferError::new(op, format!("{symbol} of the body would have two sizes")));
             }
         }
         types.insert(position, (*input).clone());
     }
-    let body = body
-        .bind(&bindings, &types)
-        .map_err(|error| InferError::new(op, format!("body: {error}")))?;
+    let body = body.bind(&bindings, &types).map_err(|error| InferError::new(op, format!("body: {error}")))?;
     Ok(Cow::Owned(body))
 }
 
@@ -263,19 +206,13 @@ fn check_single(op: &'static str, what: &str, ty: &Type, dtype: DType) -> Result
     if is_single && ty.dtype == dtype {
         return Ok(());
     }
-    Err(InferError::new(
-        op,
-        format!("{what} is {ty} where one {} is expected", dtype.name()),
-    ))
+    Err(InferError::new(op, format!("{what} is {ty} where one {} is expected", dtype.name())))
 }
 
 fn read_single(op: &'static str, tensor: &Tensor) -> Result<i128, EvalError> {
     match read_ints(op, tensor)?.as_slice() {
         [value] => Ok(*value),
-        values => Err(EvalError::value(
-            op,
-            format!("{} elements found where one is expected", values.len()),
-        )),
+        values => Err(EvalError::value(op, format!("{} elements found where one is expected", values.len()))),
     }
 }
 
@@ -287,30 +224,14 @@ fn read_bool(op: &'static str, tensor: &Tensor) -> Result<bool, EvalError> {
 fn stack(slices: &[Tensor], ty: &Type) -> Result<Tensor, EvalError> {
     let Some(first) = slices.first() else {
         let dims = ty.dims.iter().skip(1).map(|dim| dim.as_usize().unwrap_or(0));
-        return from_bytes(
-            LOOP,
-            ty.dtype,
-            &std::iter::once(0).chain(dims).collect::<Vec<_>>(),
-            Vec::new(),
-        );
+        return from_bytes(LOOP, ty.dtype, &std::iter::once(0).chain(dims).collect::<Vec<_>>(), Vec::new());
     };
     if let Some(other) = slices.iter().find(|slice| slice.shape() != first.shape()) {
-        let reason = format!(
-            "slices of a scan output have shapes {:?} and {:?}",
-            first.shape(),
-            other.shape()
-        );
+        let reason = format!("slices of a scan output have shapes {:?} and {:?}", first.shape(), other.shape());
         return Err(EvalError::value(LOOP, reason));
     }
-    let shape: Vec<usize> = std::iter::once(slices.len())
-        .chain(first.shape().iter().copied())
-        .collect();
-    from_bytes(
-        LOOP,
-        first.dtype(),
-        &shape,
-        slices.iter().flat_map(|slice| slice.as_bytes().to_vec()).collect(),
-    )
+    let shape: Vec<usize> = std::iter::once(slices.len()).chain(first.shape().iter().copied()).collect();
+    from_bytes(LOOP, first.dtype(), &shape, slices.iter().flat_map(|slice| slice.as_bytes().to_vec()).collect())
 }
 
 #[cfg(test)]

@@ -18,30 +18,18 @@ fn a_condition_chooses_the_body() {
     check_node(&["bool[] [true]", "f32[1] [2]"], &node, &["f32[1] [-2.0]"]);
     check_node(&["bool[1] [false]", "f32[1] [2]"], &node, &["f32[1] [2.0]"]);
     let error = node_error(&["f32[] [1]", "f32[1] [2]"], &node, &["f32[1]"]);
-    assert!(
-        error.ends_with("if: condition is f32[] where one bool is expected"),
-        "{error}"
-    );
+    assert!(error.ends_with("if: condition is f32[] where one bool is expected"), "{error}");
 }
 
 #[test]
 fn bodies_take_on_the_types_of_what_they_are_given() {
     let body =
         || graph("graph \"t\"(%0 \"x\": f32[n,2]) { %1 = reshape(%0) {shape=[2*n]} : f32[2*n] return \"y\" %1 }");
-    let op = || If {
-        then_body: body(),
-        else_body: body(),
-    };
+    let op = || If { then_body: body(), else_body: body() };
     assert_eq!(infer(op(), &["bool[]", "f32[n,2]"]), "f32[2*n]");
     assert_eq!(infer(op(), &["bool[]", "f32[3,2]"]), "f32[6]");
-    assert_eq!(
-        infer(op(), &["bool[]", "f32[3]"]),
-        "if: inputs f32[3] found where the body takes f32[n,2]"
-    );
-    assert_eq!(
-        infer(op(), &["bool[]"]),
-        "if: inputs  found where the body takes f32[n,2]"
-    );
+    assert_eq!(infer(op(), &["bool[]", "f32[3]"]), "if: inputs f32[3] found where the body takes f32[n,2]");
+    assert_eq!(infer(op(), &["bool[]"]), "if: inputs  found where the body takes f32[n,2]");
     assert_eq!(infer(op(), &[]), "if: the condition is missing");
 }
 
@@ -49,14 +37,8 @@ fn bodies_take_on_the_types_of_what_they_are_given() {
 fn branches_that_differ_are_refused() {
     let other = graph("graph \"e\"(%0 \"x\": f32[n]) { %1 = constant f32[2] [1, 2] return \"y\" %1 }");
     let keep = graph("graph \"t\"(%0 \"x\": f32[n]) { return \"y\" %0 }");
-    let op = || If {
-        then_body: keep.clone(),
-        else_body: other.clone(),
-    };
-    assert_eq!(
-        infer(op(), &["bool[]", "f32[n]"]),
-        "if: branches differ: f32[n] and f32[2]"
-    );
+    let op = || If { then_body: keep.clone(), else_body: other.clone() };
+    assert_eq!(infer(op(), &["bool[]", "f32[n]"]), "if: branches differ: f32[n] and f32[2]");
     assert_eq!(infer(op(), &["bool[]", "f32[2]"]), "f32[2]");
 }
 
@@ -76,18 +58,8 @@ fn sum_loop() -> Loop {
 #[test]
 fn a_loop_runs_until_its_count_or_its_condition_ends_it() {
     let run = |trips: i128, go: i128, limit: i128| {
-        let inputs = [
-            i64s(&[], &[trips]),
-            bools(&[1], &[go]),
-            i64s(&[], &[0]),
-            i64s(&[], &[limit]),
-        ];
-        sum_loop()
-            .eval(&inputs)
-            .unwrap()
-            .iter()
-            .map(print_tensor)
-            .collect::<Vec<_>>()
+        let inputs = [i64s(&[], &[trips]), bools(&[1], &[go]), i64s(&[], &[0]), i64s(&[], &[limit])];
+        sum_loop().eval(&inputs).unwrap().iter().map(print_tensor).collect::<Vec<_>>()
     };
     assert_eq!(run(4, 1, 100), ["i64[] [6]", "i64[4] [0, 1, 2, 3]"]);
     assert_eq!(run(i128::from(i64::MAX), 1, 4), ["i64[] [6]", "i64[4] [0, 1, 2, 3]"]);
@@ -98,10 +70,7 @@ fn a_loop_runs_until_its_count_or_its_condition_ends_it() {
 
 #[test]
 fn sizes_that_a_loop_decides_are_symbols_named_after_its_body() {
-    assert_eq!(
-        infer(sum_loop(), &["i64[]", "bool[]", "i64[]", "i64[]"]),
-        "i64[] i64[sum_trip]"
-    );
+    assert_eq!(infer(sum_loop(), &["i64[]", "bool[]", "i64[]", "i64[]"]), "i64[] i64[sum_trip]");
     assert_eq!(
         infer(sum_loop(), &["i64[]", "bool[]", "i64[2]", "i64[]"]),
         "loop: carried value 0 is i64[2] outside, i64[] before and i64[] after the body"
@@ -124,10 +93,7 @@ fn carried_values_may_grow() {
 "#,
     );
     let op = Loop { body, carried: 1 };
-    assert_eq!(
-        infer(op.clone(), &["i64[]", "bool[]", "i64[1]"]),
-        "i64[grow_carried0_0]"
-    );
+    assert_eq!(infer(op.clone(), &["i64[]", "bool[]", "i64[1]"]), "i64[grow_carried0_0]");
     let outputs = op.eval(&[i64s(&[], &[3]), bools(&[], &[1]), i64s(&[1], &[7])]).unwrap();
     assert_eq!(print_tensor(&outputs[0]), "i64[4] [7, 0, 1, 2]");
 }
@@ -151,15 +117,8 @@ fn a_trip_size_is_bound_for_the_nodes_that_follow() {
 
 #[test]
 fn a_fused_body_takes_exactly_its_types() {
-    check_node(
-        &["f32[1] [2]"],
-        &format!("fused(%0) {{body={NEGATE}}}"),
-        &["f32[1] [-2.0]"],
-    );
+    check_node(&["f32[1] [2]"], &format!("fused(%0) {{body={NEGATE}}}"), &["f32[1] [-2.0]"]);
     let op = || Fused { body: graph(NEGATE) };
-    assert_eq!(
-        infer(op(), &["f32[2]"]),
-        "fused: inputs f32[2] found where the body takes f32[1]"
-    );
+    assert_eq!(infer(op(), &["f32[2]"]), "fused: inputs f32[2] found where the body takes f32[1]");
     assert!(op().eval(&[]).is_err());
 }

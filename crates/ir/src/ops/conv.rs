@@ -22,32 +22,15 @@ impl Operation for Conv {
     fn infer(&self, inputs: &[&Type]) -> Result<Vec<Type>, InferError> {
         check_arity(CONV, inputs, 2..=3)?;
         check_float_operands(CONV, inputs)?;
-        let geometry = Geometry::of(
-            CONV,
-            &self.stride,
-            &self.pad_lo,
-            &self.pad_hi,
-            &self.dilation,
-            self.groups,
-        );
+        let geometry = Geometry::of(CONV, &self.stride, &self.pad_lo, &self.pad_hi, &self.dilation, self.groups);
         let dims = geometry.forward_dims(inputs)?;
         check_bias(CONV, inputs.get(2), &dims[1])?;
-        Ok(vec![Type {
-            dtype: inputs[0].dtype,
-            dims,
-        }])
+        Ok(vec![Type { dtype: inputs[0].dtype, dims }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (dtype, shape) = infer_shape(CONV, self, inputs)?;
-        let geometry = Geometry::of(
-            CONV,
-            &self.stride,
-            &self.pad_lo,
-            &self.pad_hi,
-            &self.dilation,
-            self.groups,
-        );
+        let geometry = Geometry::of(CONV, &self.stride, &self.pad_lo, &self.pad_hi, &self.dilation, self.groups);
         let x = read_floats(&inputs[0]);
         let filter = read_floats(&inputs[1]);
         let mut output = start_from_bias(inputs.get(2), &shape);
@@ -65,14 +48,7 @@ impl Operation for ConvInt {
             }
             check_same_dtype(CONV_INT, operand, zero_point)?;
         }
-        let geometry = Geometry::of(
-            CONV_INT,
-            &self.stride,
-            &self.pad_lo,
-            &self.pad_hi,
-            &self.dilation,
-            self.groups,
-        );
+        let geometry = Geometry::of(CONV_INT, &self.stride, &self.pad_lo, &self.pad_hi, &self.dilation, self.groups);
         let dims = geometry.forward_dims(inputs)?;
         let is_scalar = |ty: &Type| ty.dims.iter().all(|dim| dim.as_const() == Some(1));
         let is_per_channel = |ty: &Type| ty.dims.len() == 1 && same_dim(&ty.dims[0], &dims[1]).is_some();
@@ -83,22 +59,12 @@ impl Operation for ConvInt {
             );
             return Err(InferError::new(CONV_INT, reason));
         }
-        Ok(vec![Type {
-            dtype: DType::I32,
-            dims,
-        }])
+        Ok(vec![Type { dtype: DType::I32, dims }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (dtype, shape) = infer_shape(CONV_INT, self, inputs)?;
-        let geometry = Geometry::of(
-            CONV_INT,
-            &self.stride,
-            &self.pad_lo,
-            &self.pad_hi,
-            &self.dilation,
-            self.groups,
-        );
+        let geometry = Geometry::of(CONV_INT, &self.stride, &self.pad_lo, &self.pad_hi, &self.dilation, self.groups);
         // Padding has the value of the zero point, so after subtracting it padding is 0 and may be left out.
         let x = centre(&inputs[0], &inputs[2])?;
         let filter = centre(&inputs[1], &inputs[3])?;
@@ -167,14 +133,7 @@ impl Operation for ConvTranspose {
 
 impl ConvTranspose {
     fn geometry(&self) -> Geometry<'_> {
-        Geometry::of(
-            CONV_TRANSPOSE,
-            &self.stride,
-            &self.pad_lo,
-            &self.pad_hi,
-            &self.dilation,
-            self.groups,
-        )
+        Geometry::of(CONV_TRANSPOSE, &self.stride, &self.pad_lo, &self.pad_hi, &self.dilation, self.groups)
     }
 }
 
@@ -206,14 +165,7 @@ impl<'a> Geometry<'a> {
         dilation: &'a [usize],
         groups: usize,
     ) -> Geometry<'a> {
-        Geometry {
-            op,
-            stride,
-            pad_lo,
-            pad_hi,
-            dilation,
-            groups,
-        }
+        Geometry { op, stride, pad_lo, pad_hi, dilation, groups }
     }
 
     /// Checks ranks and attributes; gives the number of spatial axes.
@@ -253,13 +205,7 @@ impl<'a> Geometry<'a> {
     }
 
     fn channel_error(&self, x: &Type, filter: &Type) -> InferError {
-        InferError::new(
-            self.op,
-            format!(
-                "channels of x {x} and filter {filter} do not fit {} groups",
-                self.groups
-            ),
-        )
+        InferError::new(self.op, format!("channels of x {x} and filter {filter} do not fit {} groups", self.groups))
     }
 
     /// Adds the products of x and filter to `output`.
@@ -333,12 +279,7 @@ impl<'a> Geometry<'a> {
                     let first = ((range.start * self.stride[last]) as i64 + base[last]) as usize;
                     let small = offset(row, &small_strides) + range.start;
                     let large = offset(&place, &large_strides) + first;
-                    runs.push(Run {
-                        small,
-                        large,
-                        length: range.len(),
-                        stride: self.stride[last],
-                    });
+                    runs.push(Run { small, large, length: range.len(), stride: self.stride[last] });
                 }
             });
             taps.push(runs);
@@ -349,15 +290,9 @@ impl<'a> Geometry<'a> {
 
 fn multiply_run<T: Copy + Mul<Output = T> + AddAssign>(target: &mut [T], source: &[T], stride: usize, weight: T) {
     if stride == 1 {
-        target
-            .iter_mut()
-            .zip(source)
-            .for_each(|(sum, &element)| *sum += weight * element);
+        target.iter_mut().zip(source).for_each(|(sum, &element)| *sum += weight * element);
     } else {
-        target
-            .iter_mut()
-            .zip(source.iter().step_by(stride))
-            .for_each(|(sum, &element)| *sum += weight * element);
+        target.iter_mut().zip(source.iter().step_by(stride)).for_each(|(sum, &element)| *sum += weight * element);
     }
 }
 
@@ -377,10 +312,7 @@ fn ceil_div(dividend: i64, divisor: i64) -> i64 {
 fn window_count(op: &'static str, room: &Dim, stride: usize) -> Result<Dim, InferError> {
     let count = room.floor_div(&Dim::from(stride)) + 1;
     if count.as_const().is_some_and(|count| count < 0) {
-        return Err(InferError::new(
-            op,
-            format!("the filter reaches {} beyond the padded input", -room),
-        ));
+        return Err(InferError::new(op, format!("the filter reaches {} beyond the padded input", -room)));
     }
     Ok(count)
 }
@@ -394,17 +326,14 @@ fn check_float_operands(op: &'static str, inputs: &[&Type]) -> Result<(), InferE
     if !inputs[0].dtype.is_float() {
         return Err(dtype_error(op, inputs[0].dtype));
     }
-    inputs[1..]
-        .iter()
-        .try_for_each(|input| check_same_dtype(op, inputs[0], input))
+    inputs[1..].iter().try_for_each(|input| check_same_dtype(op, inputs[0], input))
 }
 
 fn check_bias(op: &'static str, bias: Option<&&Type>, channels: &Dim) -> Result<(), InferError> {
     match bias {
-        Some(bias) if bias.dims.len() != 1 || same_dim(&bias.dims[0], channels).is_none() => Err(InferError::new(
-            op,
-            format!("bias {bias} found where [{channels}] is expected"),
-        )),
+        Some(bias) if bias.dims.len() != 1 || same_dim(&bias.dims[0], channels).is_none() => {
+            Err(InferError::new(op, format!("bias {bias} found where [{channels}] is expected")))
+        }
         _ => Ok(()),
     }
 }
@@ -425,18 +354,10 @@ fn centre(operand: &Tensor, zero_point: &Tensor) -> Result<Vec<i64>, EvalError> 
     let zeros = read_ints(CONV_INT, zero_point)?;
     let block = count(&operand.shape()[1..]).max(1);
     let zero_at = |element: usize| {
-        if zeros.len() == 1 {
-            zeros[0]
-        } else {
-            zeros[element / block]
-        }
+        if zeros.len() == 1 { zeros[0] } else { zeros[element / block] }
     };
     let elements = read_ints(CONV_INT, operand)?;
-    Ok(elements
-        .iter()
-        .enumerate()
-        .map(|(at, element)| (element - zero_at(at)) as i64)
-        .collect())
+    Ok(elements.iter().enumerate().map(|(at, element)| (element - zero_at(at)) as i64).collect())
 }
 
 #[cfg(test)]

@@ -25,10 +25,7 @@ fn a_filter_slides_without_being_flipped() {
 fn the_example_of_the_onnx_text_is_met() {
     let x: Vec<String> = (0..25).map(|element| element.to_string()).collect();
     check_node(
-        &[
-            &format!("f32[1,1,5,5] [{}]", x.join(", ")),
-            "f32[1,1,3,3] [1, 1, 1, 1, 1, 1, 1, 1, 1]",
-        ],
+        &[&format!("f32[1,1,5,5] [{}]", x.join(", ")), "f32[1,1,3,3] [1, 1, 1, 1, 1, 1, 1, 1, 1]"],
         &conv("conv(%0, %1)", "[2, 1]", "[1, 0]", "[1, 0]", "[1, 1]", 1),
         &["f32[1,1,3,3] [21.0, 27.0, 33.0, 99.0, 108.0, 117.0, 111.0, 117.0, 123.0]"],
     );
@@ -58,12 +55,7 @@ fn a_transposed_convolution_spreads_every_element() {
 #[test]
 fn padding_of_an_integer_convolution_is_the_zero_point() {
     check_node(
-        &[
-            "u8[1,1,3,3] [2, 3, 4, 5, 6, 7, 8, 9, 10]",
-            "u8[1,1,2,2] [1, 1, 1, 1]",
-            "u8[] [1]",
-            "u8[1] [0]",
-        ],
+        &["u8[1,1,3,3] [2, 3, 4, 5, 6, 7, 8, 9, 10]", "u8[1,1,2,2] [1, 1, 1, 1]", "u8[] [1]", "u8[1] [0]"],
         &conv("conv_int(%0, %1, %2, %3)", "[1, 1]", "[0, 0]", "[0, 1]", "[1, 1]", 1),
         &["i32[1,1,2,3] [12, 16, 9, 24, 28, 15]"],
     );
@@ -77,16 +69,8 @@ fn padding_of_an_integer_convolution_is_the_zero_point() {
 #[test]
 fn empty_tensors_give_empty_results_or_the_bias() {
     let plain = |node: &str| conv(node, "[1]", "[0]", "[0]", "[1]", 1);
-    check_node(
-        &["f32[0,1,3] []", "f32[2,1,1] [1, 2]"],
-        &plain("conv(%0, %1)"),
-        &["f32[0,2,3] []"],
-    );
-    check_node(
-        &["f32[1,1,0] []", "f32[1,1,1] [1]"],
-        &plain("conv(%0, %1)"),
-        &["f32[1,1,0] []"],
-    );
+    check_node(&["f32[0,1,3] []", "f32[2,1,1] [1, 2]"], &plain("conv(%0, %1)"), &["f32[0,2,3] []"]);
+    check_node(&["f32[1,1,0] []", "f32[1,1,1] [1]"], &plain("conv(%0, %1)"), &["f32[1,1,0] []"]);
     check_node(
         &["f32[1,0,2] []", "f32[1,0,1] []", "f32[1] [7]"],
         &plain("conv(%0, %1, %2)"),
@@ -94,11 +78,7 @@ fn empty_tensors_give_empty_results_or_the_bias() {
     );
     let transposed =
         "conv_transpose(%0, %1) {stride=[1], pad_lo=[0], pad_hi=[0], output_pad=[0], dilation=[1], groups=1}";
-    check_node(
-        &["f32[1,0,2] []", "f32[0,1,2] []"],
-        transposed,
-        &["f32[1,1,3] [0.0, 0.0, 0.0]"],
-    );
+    check_node(&["f32[1,0,2] []", "f32[0,1,2] []"], transposed, &["f32[1,1,3] [0.0, 0.0, 0.0]"]);
 }
 
 #[test]
@@ -110,10 +90,7 @@ fn sizes_may_be_symbols() {
         dilation: vec![1, 2],
         groups: 1,
     };
-    assert_eq!(
-        infer(op, &["f32[n,c,h,w]", "f32[8,c,3,3]"]),
-        "f32[n,8,(h + 1) floordiv 2,2*p + w - 4]"
-    );
+    assert_eq!(infer(op, &["f32[n,c,h,w]", "f32[8,c,3,3]"]), "f32[n,8,(h + 1) floordiv 2,2*p + w - 4]");
     let op = ConvTranspose {
         stride: vec![2],
         pad_lo: dims(&["1"]),
@@ -142,11 +119,7 @@ fn types_that_do_not_fit_are_refused() {
         "line 4, column 8: conv: element type i32 has no meaning here"
     );
     assert_eq!(
-        node_error(
-            &[],
-            "conv() {stride=[], pad_lo=[], pad_hi=[], dilation=[], groups=1}",
-            &["f32[]"]
-        ),
+        node_error(&[], "conv() {stride=[], pad_lo=[], pad_hi=[], dilation=[], groups=1}", &["f32[]"]),
         "line 2, column 8: conv: 0 inputs given where 2 to 3 are expected"
     );
 }

@@ -17,24 +17,15 @@ impl Operation for Unary {
     fn infer(&self, inputs: &[&Type]) -> Result<Vec<Type>, InferError> {
         check_arity("unary", inputs, 1..=1)?;
         let dtype = unary_dtype(self.func, inputs[0].dtype).ok_or_else(|| {
-            InferError::new(
-                "unary",
-                format!("'{}' has no meaning for {}", self.func.name(), inputs[0].dtype.name()),
-            )
+            InferError::new("unary", format!("'{}' has no meaning for {}", self.func.name(), inputs[0].dtype.name()))
         })?;
-        Ok(vec![Type {
-            dtype,
-            dims: inputs[0].dims.clone(),
-        }])
+        Ok(vec![Type { dtype, dims: inputs[0].dims.clone() }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (dtype, shape) = infer_shape("unary", self, inputs)?;
         let Unary { func, alpha, beta } = *self;
-        let has_no_meaning = || EvalError::DType {
-            op: "unary",
-            dtype: inputs[0].dtype().name(),
-        };
+        let has_no_meaning = || EvalError::DType { op: "unary", dtype: inputs[0].dtype().name() };
         let elements = match Elements::read("unary", &inputs[0])? {
             Elements::Int(values) if func == UnaryFn::Not => {
                 Elements::Int(values.iter().map(|&x| i128::from(x == 0)).collect())
@@ -87,20 +78,14 @@ impl Operation for Binary {
             let reason = format!("'{}' has no meaning for {}", self.func.name(), a.dtype.name());
             return Err(InferError::new("binary", reason));
         }
-        Ok(vec![Type {
-            dtype: a.dtype,
-            dims: broadcast_dims("binary", &[&a.dims, &b.dims])?,
-        }])
+        Ok(vec![Type { dtype: a.dtype, dims: broadcast_dims("binary", &[&a.dims, &b.dims])? }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (dtype, shape) = infer_shape("binary", self, inputs)?;
         let func = self.func;
         let pairs = BroadcastPairs::new(&inputs[0], &inputs[1], &shape);
-        let elements = match (
-            Elements::read("binary", &inputs[0])?,
-            Elements::read("binary", &inputs[1])?,
-        ) {
+        let elements = match (Elements::read("binary", &inputs[0])?, Elements::read("binary", &inputs[1])?) {
             (Elements::Float(a), Elements::Float(b)) => {
                 pairs.map(&a, &b, |a, b| binary_float(func, a, b)).map(Elements::Float)
             }
@@ -108,21 +93,18 @@ impl Operation for Binary {
                 let as_int = |a, b| binary_bool(func, a != 0, b != 0).map(i128::from);
                 pairs.map(&a, &b, as_int).map(Elements::Int)
             }
-            (Elements::Int(a), Elements::Int(b)) => pairs
-                .map(&a, &b, |a, b| binary_int(func, a, b, dtype.bits()))
-                .map(Elements::Int),
+            (Elements::Int(a), Elements::Int(b)) => {
+                pairs.map(&a, &b, |a, b| binary_int(func, a, b, dtype.bits())).map(Elements::Int)
+            }
             // Only `pow` has operands of two kinds.
-            (Elements::Float(a), Elements::Int(b)) => pairs
-                .map(&a, &b, |a, b| Some(libm::pow(a, b as f64)))
-                .map(Elements::Float),
-            (Elements::Int(a), Elements::Float(b)) => pairs
-                .map(&a, &b, |a, b| Some(pow_int_by_float(a, b)))
-                .map(Elements::Int),
+            (Elements::Float(a), Elements::Int(b)) => {
+                pairs.map(&a, &b, |a, b| Some(libm::pow(a, b as f64))).map(Elements::Float)
+            }
+            (Elements::Int(a), Elements::Float(b)) => {
+                pairs.map(&a, &b, |a, b| Some(pow_int_by_float(a, b))).map(Elements::Int)
+            }
         };
-        let elements = elements.ok_or(EvalError::DType {
-            op: "binary",
-            dtype: dtype.name(),
-        })?;
+        let elements = elements.ok_or(EvalError::DType { op: "binary", dtype: dtype.name() })?;
         Ok(vec![elements.write("binary", dtype, &shape)?])
     }
 }
@@ -169,28 +151,19 @@ impl Operation for Compare {
         check_arity("compare", inputs, 2..=2)?;
         check_same_dtype("compare", inputs[0], inputs[1])?;
         let dims = broadcast_dims("compare", &[&inputs[0].dims, &inputs[1].dims])?;
-        Ok(vec![Type {
-            dtype: DType::Bool,
-            dims,
-        }])
+        Ok(vec![Type { dtype: DType::Bool, dims }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (dtype, shape) = infer_shape("compare", self, inputs)?;
         let func = self.func;
         let pairs = BroadcastPairs::new(&inputs[0], &inputs[1], &shape);
-        let results = match (
-            Elements::read("compare", &inputs[0])?,
-            Elements::read("compare", &inputs[1])?,
-        ) {
+        let results = match (Elements::read("compare", &inputs[0])?, Elements::read("compare", &inputs[1])?) {
             (Elements::Float(a), Elements::Float(b)) => pairs.map(&a, &b, |a, b| Some(compare(func, a, b))),
             (Elements::Int(a), Elements::Int(b)) => pairs.map(&a, &b, |a, b| Some(compare(func, a, b))),
             (Elements::Float(_), Elements::Int(_)) | (Elements::Int(_), Elements::Float(_)) => None,
         };
-        let results = results.ok_or(EvalError::DType {
-            op: "compare",
-            dtype: inputs[1].dtype().name(),
-        })?;
+        let results = results.ok_or(EvalError::DType { op: "compare", dtype: inputs[1].dtype().name() })?;
         let results: Vec<i128> = results.into_iter().map(i128::from).collect();
         Ok(vec![write_ints("compare", dtype, &shape, &results)?])
     }
@@ -212,10 +185,7 @@ impl Operation for Select {
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (dtype, shape) = infer_shape("select", self, inputs)?;
         let size = dtype.size_bytes();
-        let strides: Vec<Vec<usize>> = inputs
-            .iter()
-            .map(|input| broadcast_strides(input.shape(), &shape))
-            .collect();
+        let strides: Vec<Vec<usize>> = inputs.iter().map(|input| broadcast_strides(input.shape(), &shape)).collect();
         let (condition, x, y) = (inputs[0].as_bytes(), inputs[1].as_bytes(), inputs[2].as_bytes());
         let mut bytes = Vec::with_capacity(count(&shape) * size);
         for_each_index(&shape, |index| {
@@ -256,10 +226,7 @@ impl Operation for Clamp {
 impl Operation for Cast {
     fn infer(&self, inputs: &[&Type]) -> Result<Vec<Type>, InferError> {
         check_arity("cast", inputs, 1..=1)?;
-        Ok(vec![Type {
-            dtype: self.to,
-            dims: inputs[0].dims.clone(),
-        }])
+        Ok(vec![Type { dtype: self.to, dims: inputs[0].dims.clone() }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -323,10 +290,7 @@ impl Operation for Bitcast {
             let reason = format!("the bytes of {} are not {}", from.name(), self.to.name());
             return Err(InferError::new("bitcast", reason));
         }
-        Ok(vec![Type {
-            dtype: self.to,
-            dims: inputs[0].dims.clone(),
-        }])
+        Ok(vec![Type { dtype: self.to, dims: inputs[0].dims.clone() }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {

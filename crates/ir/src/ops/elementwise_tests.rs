@@ -93,14 +93,8 @@ fn every_unary_function_maps_nan_to_nan_unless_it_compares() {
 #[test]
 fn isinf_looks_on_the_sides_it_is_asked_for() {
     let x = f32s(&[3], &[INF, -INF, NAN]);
-    assert_eq!(
-        eval(unary(UnaryFn::IsInf, 1.0, 0.0), std::slice::from_ref(&x)),
-        bools(&[3], &[1, 0, 0])
-    );
-    assert_eq!(
-        eval(unary(UnaryFn::IsInf, 0.0, 1.0), std::slice::from_ref(&x)),
-        bools(&[3], &[0, 1, 0])
-    );
+    assert_eq!(eval(unary(UnaryFn::IsInf, 1.0, 0.0), std::slice::from_ref(&x)), bools(&[3], &[1, 0, 0]));
+    assert_eq!(eval(unary(UnaryFn::IsInf, 0.0, 1.0), std::slice::from_ref(&x)), bools(&[3], &[0, 1, 0]));
     assert_eq!(eval(unary(UnaryFn::IsNan, 0.0, 0.0), &[x]), bools(&[3], &[0, 0, 1]));
 }
 
@@ -118,10 +112,7 @@ fn integers_have_the_unary_functions_that_stay_integers() {
         let found = eval(unary(func, 0.0, 0.0), std::slice::from_ref(&x));
         assert_eq!(found, ints(DType::I8, &[3], &expected), "{}", func.name());
     }
-    assert_eq!(
-        eval(unary(UnaryFn::Shrink, 1.0, 2.0), &[x]),
-        ints(DType::I8, &[3], &[-126, 0, 3])
-    );
+    assert_eq!(eval(unary(UnaryFn::Shrink, 1.0, 2.0), &[x]), ints(DType::I8, &[3], &[-126, 0, 3]));
 }
 
 #[test]
@@ -138,10 +129,7 @@ fn unary_types_follow_the_function() {
     for (func, input, expected) in cases {
         assert_eq!(infer(unary(func, 0.0, 0.0), &[input]), expected);
     }
-    assert_eq!(
-        infer(unary(UnaryFn::Abs, 0.0, 0.0), &[]),
-        "unary: 0 inputs given where 1 are expected"
-    );
+    assert_eq!(infer(unary(UnaryFn::Abs, 0.0, 0.0), &[]), "unary: 0 inputs given where 1 are expected");
 }
 
 fn binary(func: BinaryFn, a: Tensor, b: Tensor) -> Tensor {
@@ -167,12 +155,7 @@ fn binary_functions_of_floats_have_their_values() {
     ];
     for (func, a, b, expected) in cases {
         let found = binary(func, floats(DType::F64, &[], &[a]), floats(DType::F64, &[], &[b])).to_f64_vec()[0];
-        assert_eq!(
-            format!("{found:?}"),
-            format!("{expected:?}"),
-            "{}({a}, {b})",
-            func.name()
-        );
+        assert_eq!(format!("{found:?}"), format!("{expected:?}"), "{}({a}, {b})", func.name());
     }
 }
 
@@ -204,11 +187,7 @@ fn binary_functions_of_integers_wrap_and_truncate() {
         assert_eq!(found, ints(DType::I8, &[], &[expected]), "{}({a}, {b})", func.name());
     }
     let most = u64::MAX as i128;
-    let square = binary(
-        BinaryFn::Mul,
-        ints(DType::U64, &[], &[most]),
-        ints(DType::U64, &[], &[most]),
-    );
+    let square = binary(BinaryFn::Mul, ints(DType::U64, &[], &[most]), ints(DType::U64, &[], &[most]));
     assert_eq!(square, ints(DType::U64, &[], &[1]));
 }
 
@@ -250,31 +229,11 @@ fn bools_have_logic_but_no_arithmetic() {
 fn binary_types_follow_the_function() {
     let cases = [
         (BinaryFn::Add, ["f32[n,3]", "f32[3]"], "f32[n,3]"),
-        (
-            BinaryFn::Add,
-            ["bool[2]", "bool[2]"],
-            "binary: 'add' has no meaning for bool",
-        ),
-        (
-            BinaryFn::Add,
-            ["f32[2]", "i32[2]"],
-            "binary: element types f32 and i32 differ",
-        ),
-        (
-            BinaryFn::And,
-            ["i32[2]", "i32[2]"],
-            "binary: 'and' has no meaning for i32",
-        ),
-        (
-            BinaryFn::BitAnd,
-            ["f32[2]", "f32[2]"],
-            "binary: 'bitand' has no meaning for f32",
-        ),
-        (
-            BinaryFn::Mul,
-            ["f32[2]", "f32[3]"],
-            "binary: shapes [2] and [3] do not broadcast",
-        ),
+        (BinaryFn::Add, ["bool[2]", "bool[2]"], "binary: 'add' has no meaning for bool"),
+        (BinaryFn::Add, ["f32[2]", "i32[2]"], "binary: element types f32 and i32 differ"),
+        (BinaryFn::And, ["i32[2]", "i32[2]"], "binary: 'and' has no meaning for i32"),
+        (BinaryFn::BitAnd, ["f32[2]", "f32[2]"], "binary: 'bitand' has no meaning for f32"),
+        (BinaryFn::Mul, ["f32[2]", "f32[3]"], "binary: shapes [2] and [3] do not broadcast"),
     ];
     for (func, inputs, expected) in cases {
         assert_eq!(infer(Binary { func }, &inputs), expected);
@@ -304,19 +263,9 @@ fn integers_beyond_53_bits_compare_exactly() {
 
 #[test]
 fn select_picks_by_condition_and_broadcasts_all_three() {
-    let inputs = [
-        bools(&[2, 1], &[1, 0]),
-        floats(DType::F16, &[2], &[1.0, 2.0]),
-        floats(DType::F16, &[], &[-0.0]),
-    ];
-    assert_eq!(
-        eval(Select {}, &inputs),
-        floats(DType::F16, &[2, 2], &[1.0, 2.0, -0.0, -0.0])
-    );
-    assert_eq!(
-        infer(Select {}, &["u8[2]", "f32[2]", "f32[2]"]),
-        "select: the condition has element type u8, not bool"
-    );
+    let inputs = [bools(&[2, 1], &[1, 0]), floats(DType::F16, &[2], &[1.0, 2.0]), floats(DType::F16, &[], &[-0.0])];
+    assert_eq!(eval(Select {}, &inputs), floats(DType::F16, &[2, 2], &[1.0, 2.0, -0.0, -0.0]));
+    assert_eq!(infer(Select {}, &["u8[2]", "f32[2]", "f32[2]"]), "select: the condition has element type u8, not bool");
 }
 
 #[test]
@@ -326,10 +275,7 @@ fn clamp_keeps_nan_and_limits_integers() {
     assert_eq!(format!("{found:?}"), "[NaN, -1.0, 9.0]");
     let largest = i128::from(i64::MAX);
     assert_eq!(eval(clamp, &[i64s(&[2], &[-5, largest])]), i64s(&[2], &[-1, largest]));
-    assert_eq!(
-        eval(Clamp { lo: 3.0, hi: 1.0 }, &[f32s(&[], &[2.0])]),
-        f32s(&[], &[1.0])
-    );
+    assert_eq!(eval(Clamp { lo: 3.0, hi: 1.0 }, &[f32s(&[], &[2.0])]), f32s(&[], &[1.0]));
 }
 
 fn cast(to: DType, tensor: Tensor) -> Tensor {
@@ -338,23 +284,11 @@ fn cast(to: DType, tensor: Tensor) -> Tensor {
 
 #[test]
 fn casts_truncate_floats_and_wrap_integers() {
-    assert_eq!(
-        cast(DType::I8, f32s(&[4], &[-1.9, 1.9, 300.0, NAN])),
-        ints(DType::I8, &[4], &[-1, 1, 127, 0])
-    );
-    assert_eq!(
-        cast(DType::U8, i64s(&[2], &[-1, 256])),
-        ints(DType::U8, &[2], &[255, 0])
-    );
-    assert_eq!(
-        cast(DType::Bool, f32s(&[4], &[0.0, -0.0, 0.5, NAN])),
-        bools(&[4], &[0, 0, 1, 1])
-    );
+    assert_eq!(cast(DType::I8, f32s(&[4], &[-1.9, 1.9, 300.0, NAN])), ints(DType::I8, &[4], &[-1, 1, 127, 0]));
+    assert_eq!(cast(DType::U8, i64s(&[2], &[-1, 256])), ints(DType::U8, &[2], &[255, 0]));
+    assert_eq!(cast(DType::Bool, f32s(&[4], &[0.0, -0.0, 0.5, NAN])), bools(&[4], &[0, 0, 1, 1]));
     assert_eq!(cast(DType::Bool, i64s(&[2], &[0, 256])), bools(&[2], &[0, 1]));
-    assert_eq!(
-        cast(DType::F16, bools(&[2], &[0, 1])),
-        floats(DType::F16, &[2], &[0.0, 1.0])
-    );
+    assert_eq!(cast(DType::F16, bools(&[2], &[0, 1])), floats(DType::F16, &[2], &[0.0, 1.0]));
     assert_eq!(cast(DType::I4, i64s(&[2], &[8, -9])), ints(DType::I4, &[2], &[-8, 7]));
 }
 
@@ -365,49 +299,27 @@ fn a_large_integer_is_rounded_once_on_its_way_to_f32() {
     let found = cast(DType::F32, i64s(&[2], &[value, -value])).to_f64_vec();
     let expected = ((1i128 << 54) + (1 << 31)) as f64;
     assert_eq!(found, [expected, -expected]);
-    assert_eq!(
-        cast(DType::F64, i64s(&[], &[(1 << 53) + 1])).to_f64_vec(),
-        [(1u64 << 53) as f64]
-    );
+    assert_eq!(cast(DType::F64, i64s(&[], &[(1 << 53) + 1])).to_f64_vec(), [(1u64 << 53) as f64]);
 }
 
 #[test]
 fn the_saturate_flag_decides_about_8_bit_floats() {
     let x = f32s(&[1], &[1000.0]);
     assert_eq!(cast(DType::F8E4M3Fn, x.clone()).to_f64_vec(), [448.0]);
-    assert!(
-        eval(
-            Cast {
-                to: DType::F8E4M3Fn,
-                saturate: false
-            },
-            &[x]
-        )
-        .to_f64_vec()[0]
-            .is_nan()
-    );
+    assert!(eval(Cast { to: DType::F8E4M3Fn, saturate: false }, &[x]).to_f64_vec()[0].is_nan());
 }
 
 #[test]
 fn bitcast_keeps_bytes_and_needs_equal_sizes() {
     let bits = eval(Bitcast { to: DType::I32 }, &[f32s(&[2], &[1.0, -0.0])]);
     assert_eq!(bits, ints(DType::I32, &[2], &[0x3f80_0000, i128::from(i32::MIN)]));
-    assert_eq!(
-        infer(Bitcast { to: DType::I64 }, &["f32[2]"]),
-        "bitcast: the bytes of f32 are not i64"
-    );
-    assert_eq!(
-        infer(Bitcast { to: DType::Bool }, &["u8[2]"]),
-        "bitcast: the bytes of u8 are not bool"
-    );
+    assert_eq!(infer(Bitcast { to: DType::I64 }, &["f32[2]"]), "bitcast: the bytes of f32 are not i64");
+    assert_eq!(infer(Bitcast { to: DType::Bool }, &["u8[2]"]), "bitcast: the bytes of u8 are not bool");
 }
 
 #[test]
 fn evaluation_checks_types_first() {
-    let error = eval_error(
-        Binary { func: BinaryFn::Add },
-        &[f32s(&[2], &[0.0; 2]), f32s(&[3], &[0.0; 3])],
-    );
+    let error = eval_error(Binary { func: BinaryFn::Add }, &[f32s(&[2], &[0.0; 2]), f32s(&[3], &[0.0; 3])]);
     assert_eq!(error, "binary: shapes [2] and [3] do not broadcast");
 }
 

@@ -237,20 +237,12 @@ pub fn compare<T: PartialOrd>(func: CompareFn, a: T, b: T) -> bool {
 
 /// The smaller of two floats: NaN if either is, and −0 below 0.
 pub fn min_float(a: f64, b: f64) -> f64 {
-    if a.is_nan() || a < b || (a == b && a.is_sign_negative()) {
-        a
-    } else {
-        b
-    }
+    if a.is_nan() || a < b || (a == b && a.is_sign_negative()) { a } else { b }
 }
 
 /// The larger of two floats: NaN if either is, and 0 above −0.
 pub fn max_float(a: f64, b: f64) -> f64 {
-    if a.is_nan() || a > b || (a == b && a.is_sign_positive()) {
-        a
-    } else {
-        b
-    }
+    if a.is_nan() || a > b || (a == b && a.is_sign_positive()) { a } else { b }
 }
 
 /// `min(max(x, lo), hi)`; NaN stays NaN and −0 stays −0.
@@ -305,11 +297,7 @@ pub fn sigmoid(x: f64) -> f64 {
 
 /// log(1 + exp(x)), without overflow.
 pub fn softplus(x: f64) -> f64 {
-    if x > 0.0 {
-        x + libm::log1p(libm::exp(-x))
-    } else {
-        libm::log1p(libm::exp(x))
-    }
+    if x > 0.0 { x + libm::log1p(libm::exp(-x)) } else { libm::log1p(libm::exp(x)) }
 }
 
 fn sign(x: f64) -> f64 {
@@ -361,9 +349,5 @@ fn modulo_float(a: f64, b: f64) -> f64 {
 
 fn modulo_int(a: i128, b: i128) -> i128 {
     let rest = a.checked_rem(b).unwrap_or(0);
-    if rest != 0 && (rest < 0) != (b < 0) {
-        rest + b
-    } else {
-        rest
-    }
+    if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest }
 }

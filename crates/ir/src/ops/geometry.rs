@@ -14,10 +14,7 @@ const PAD_MAX: u64 = 1 << 40;
 pub fn check_steps(op: &'static str, steps: &[usize]) -> Result<(), InferError> {
     match steps.iter().find(|step| !(1..=STEP_MAX).contains(*step)) {
         None => Ok(()),
-        Some(step) => Err(InferError::new(
-            op,
-            format!("{step} found where a size from 1 to {STEP_MAX} is expected"),
-        )),
+        Some(step) => Err(InferError::new(op, format!("{step} found where a size from 1 to {STEP_MAX} is expected"))),
     }
 }
 

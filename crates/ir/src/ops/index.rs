@@ -46,10 +46,7 @@ pub fn check_indices(op: &'static str, indices: &Type) -> Result<(), InferError>
     if indices.dtype.is_int() {
         return Ok(());
     }
-    Err(InferError::new(
-        op,
-        format!("indices have element type {}, not an integer one", indices.dtype.name()),
-    ))
+    Err(InferError::new(op, format!("indices have element type {}, not an integer one", indices.dtype.name())))
 }
 
 impl Operation for GatherElements {
@@ -57,10 +54,7 @@ impl Operation for GatherElements {
         check_arity("gather_elements", inputs, 2..=2)?;
         let (x, indices) = (inputs[0], inputs[1]);
         check_element_indices("gather_elements", self.axis, x, indices)?;
-        Ok(vec![Type {
-            dtype: x.dtype,
-            dims: indices.dims.clone(),
-        }])
+        Ok(vec![Type { dtype: x.dtype, dims: indices.dims.clone() }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -85,10 +79,7 @@ pub fn check_element_indices(op: &'static str, axis: usize, x: &Type, indices: &
     };
     if indices.dims.len() != x.dims.len() || (0..x.dims.len()).any(reaches_beyond) {
         let (found, within) = (print_dims(&indices.dims), print_dims(&x.dims));
-        return Err(InferError::new(
-            op,
-            format!("indices of shape {found} do not fit within {within}"),
-        ));
+        return Err(InferError::new(op, format!("indices of shape {found} do not fit within {within}")));
     }
     Ok(())
 }
@@ -120,10 +111,7 @@ impl Operation for GatherNd {
         let mut dims = Vec::new();
         for (axis, (a, b)) in indices.dims.iter().zip(&x.dims).take(self.batch_axes).enumerate() {
             dims.push(same_dim(a, b).ok_or_else(|| {
-                InferError::new(
-                    "gather_nd",
-                    format!("batch axis {axis} has extent {b}, in the indices {a}"),
-                )
+                InferError::new("gather_nd", format!("batch axis {axis} has extent {b}, in the indices {a}"))
             })?);
         }
         dims.extend_from_slice(&indices.dims[self.batch_axes..index_axes]);
@@ -147,21 +135,13 @@ impl Operation for GatherNd {
 pub fn check_index_tuples(op: &'static str, batch_axes: usize, x: &Type, indices: &Type) -> Result<usize, InferError> {
     check_indices(op, indices)?;
     let Some(last) = indices.dims.last() else {
-        return Err(InferError::new(
-            op,
-            "indices have rank 0 where index tuples are expected",
-        ));
+        return Err(InferError::new(op, "indices have rank 0 where index tuples are expected"));
     };
-    let tuple = last
-        .as_usize()
-        .ok_or_else(|| InferError::new(op, format!("tuple length {last} is not a number")))?;
+    let tuple = last.as_usize().ok_or_else(|| InferError::new(op, format!("tuple length {last} is not a number")))?;
     let fits =
         batch_axes < indices.dims.len() && batch_axes.checked_add(tuple).is_some_and(|used| used <= x.dims.len());
     if !fits {
-        let reason = format!(
-            "{batch_axes} batch axes and tuples of {tuple} do not fit shape {}",
-            print_dims(&x.dims)
-        );
+        let reason = format!("{batch_axes} batch axes and tuples of {tuple} do not fit shape {}", print_dims(&x.dims));
         return Err(InferError::new(op, reason));
     }
     Ok(tuple)
@@ -187,10 +167,7 @@ pub fn slice_places(
     let (tuples, tuple) = match indices.shape() {
         [tuples @ .., tuple] => (tuples, *tuple),
         [] => {
-            return Err(EvalError::value(
-                op,
-                "indices have rank 0 where index tuples are expected",
-            ));
+            return Err(EvalError::value(op, "indices have rank 0 where index tuples are expected"));
         }
     };
     let mut starts = Vec::with_capacity(count(tuples));
@@ -203,10 +180,7 @@ pub fn slice_places(
         starts.push(start);
         Ok::<(), EvalError>(())
     })?;
-    Ok(SlicePlaces {
-        starts,
-        run: count(&shape[batch_axes + tuple..]),
-    })
+    Ok(SlicePlaces { starts, run: count(&shape[batch_axes + tuple..]) })
 }
 
 impl Operation for Topk {
@@ -221,23 +195,11 @@ impl Operation for Topk {
         let is_negative = self.k.as_const().is_some_and(|k| k < 0);
         let is_beyond = (&self.k - extent).as_const().is_some_and(|excess| excess > 0);
         if is_negative || is_beyond {
-            return Err(InferError::new(
-                "topk",
-                format!("k = {} is not within extent {extent}", self.k),
-            ));
+            return Err(InferError::new("topk", format!("k = {} is not within extent {extent}", self.k)));
         }
         let mut dims = dims.clone();
         dims[self.axis] = self.k.clone();
-        Ok(vec![
-            Type {
-                dtype: *dtype,
-                dims: dims.clone(),
-            },
-            Type {
-                dtype: DType::I64,
-                dims,
-            },
-        ])
+        Ok(vec![Type { dtype: *dtype, dims: dims.clone() }, Type { dtype: DType::I64, dims }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -269,20 +231,14 @@ impl Operation for Topk {
                     .copy_from_slice(&inputs[0].as_bytes()[from * size..(from + 1) * size]);
             }
         }
-        Ok(vec![
-            from_bytes("topk", *dtype, shape, bytes)?,
-            write_ints("topk", DType::I64, shape, &indices)?,
-        ])
+        Ok(vec![from_bytes("topk", *dtype, shape, bytes)?, write_ints("topk", DType::I64, shape, &indices)?])
     }
 }
 
 impl Operation for NonZero {
     fn infer(&self, inputs: &[&Type]) -> Result<Vec<Type>, InferError> {
         check_arity("nonzero", inputs, 1..=1)?;
-        Ok(vec![Type {
-            dtype: DType::I64,
-            dims: vec![Dim::from(inputs[0].dims.len()), self.count.clone()],
-        }])
+        Ok(vec![Type { dtype: DType::I64, dims: vec![Dim::from(inputs[0].dims.len()), self.count.clone()] }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -300,9 +256,8 @@ impl Operation for NonZero {
             }
         });
         check_found("nonzero", &self.count, tuples.len())?;
-        let values: Vec<i128> = (0..rank)
-            .flat_map(|axis| tuples.iter().map(move |tuple| tuple[axis] as i128))
-            .collect();
+        let values: Vec<i128> =
+            (0..rank).flat_map(|axis| tuples.iter().map(move |tuple| tuple[axis] as i128)).collect();
         Ok(vec![write_ints("nonzero", DType::I64, &[rank, tuples.len()], &values)?])
     }
 }
@@ -310,10 +265,9 @@ impl Operation for NonZero {
 /// Checks a count that was declared as a number; a symbol takes whatever is found.
 pub fn check_found(op: &'static str, declared: &Dim, found: usize) -> Result<(), EvalError> {
     match declared.as_const() {
-        Some(number) if number != found as i64 => Err(EvalError::value(
-            op,
-            format!("{found} found where {number} were declared"),
-        )),
+        Some(number) if number != found as i64 => {
+            Err(EvalError::value(op, format!("{found} found where {number} were declared")))
+        }
         _ => Ok(()),
     }
 }

@@ -20,18 +20,12 @@ impl Operation for Iota {
             return Err(dtype_error("iota", self.to));
         }
         check_sizes("iota", std::slice::from_ref(&self.length))?;
-        Ok(vec![Type {
-            dtype: self.to,
-            dims: vec![self.length.clone()],
-        }])
+        Ok(vec![Type { dtype: self.to, dims: vec![self.length.clone()] }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (dtype, shape) = infer_shape("iota", self, inputs)?;
-        let (start, step) = (
-            i128::from(number("iota", &self.start)?),
-            i128::from(number("iota", &self.step)?),
-        );
+        let (start, step) = (i128::from(number("iota", &self.start)?), i128::from(number("iota", &self.step)?));
         let values = (0..count(&shape)).map(|at| start + at as i128 * step);
         if dtype.is_float() {
             let values: Vec<f64> = values.map(|value| int_to_float(value, dtype)).collect();
@@ -43,10 +37,7 @@ impl Operation for Iota {
 
 fn check_sizes(op: &'static str, dims: &[Dim]) -> Result<(), InferError> {
     match dims.iter().find(|dim| dim.as_const().is_some_and(|size| size < 0)) {
-        Some(_) => Err(InferError::new(
-            op,
-            format!("a size of {} is negative", print_dims(dims)),
-        )),
+        Some(_) => Err(InferError::new(op, format!("a size of {} is negative", print_dims(dims)))),
         None => Ok(()),
     }
 }
@@ -54,10 +45,7 @@ fn check_sizes(op: &'static str, dims: &[Dim]) -> Result<(), InferError> {
 impl Operation for DimValue {
     fn infer(&self, inputs: &[&Type]) -> Result<Vec<Type>, InferError> {
         check_arity("dim_value", inputs, 0..=0)?;
-        Ok(vec![Type {
-            dtype: DType::I64,
-            dims: vec![],
-        }])
+        Ok(vec![Type { dtype: DType::I64, dims: vec![] }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -75,15 +63,9 @@ impl Operation for Reshape {
         let after: Dim = self.shape.iter().product();
         if (&before - &after).as_const().is_some_and(|difference| difference != 0) {
             let (from, to) = (print_dims(&inputs[0].dims), print_dims(&self.shape));
-            return Err(InferError::new(
-                "reshape",
-                format!("{from} has {before} elements and {to} has {after}"),
-            ));
+            return Err(InferError::new("reshape", format!("{from} has {before} elements and {to} has {after}")));
         }
-        Ok(vec![Type {
-            dtype: inputs[0].dtype,
-            dims: self.shape.clone(),
-        }])
+        Ok(vec![Type { dtype: inputs[0].dtype, dims: self.shape.clone() }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -99,17 +81,10 @@ impl Operation for Transpose {
         let mut sorted = self.perm.clone();
         sorted.sort_unstable();
         if sorted.len() != dims.len() || sorted.iter().enumerate().any(|(at, &axis)| at != axis) {
-            let reason = format!(
-                "{:?} is not a permutation of the axes of {}",
-                self.perm,
-                print_dims(dims)
-            );
+            let reason = format!("{:?} is not a permutation of the axes of {}", self.perm, print_dims(dims));
             return Err(InferError::new("transpose", reason));
         }
-        Ok(vec![Type {
-            dtype: *dtype,
-            dims: self.perm.iter().map(|&axis| dims[axis].clone()).collect(),
-        }])
+        Ok(vec![Type { dtype: *dtype, dims: self.perm.iter().map(|&axis| dims[axis].clone()).collect() }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -123,10 +98,7 @@ impl Operation for Broadcast {
         check_arity("broadcast", inputs, 1..=1)?;
         check_sizes("broadcast", &self.shape)?;
         let dims = broadcast_dims("broadcast", &[&inputs[0].dims, &self.shape])?;
-        Ok(vec![Type {
-            dtype: inputs[0].dtype,
-            dims,
-        }])
+        Ok(vec![Type { dtype: inputs[0].dtype, dims }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -148,10 +120,7 @@ impl Operation for Slice {
         for (axis, dim) in inputs[0].dims.iter().enumerate() {
             self.check_range(axis, dim)?;
         }
-        Ok(vec![Type {
-            dtype: inputs[0].dtype,
-            dims: self.size.clone(),
-        }])
+        Ok(vec![Type { dtype: inputs[0].dtype, dims: self.size.clone() }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -204,16 +173,10 @@ impl Operation for Concat {
             check_same_dtype("concat", first, input)?;
             dims = self.join(&dims, &input.dims).ok_or_else(|| {
                 let (a, b) = (print_dims(&dims), print_dims(&input.dims));
-                InferError::new(
-                    "concat",
-                    format!("shapes {a} and {b} do not join along axis {}", self.axis),
-                )
+                InferError::new("concat", format!("shapes {a} and {b} do not join along axis {}", self.axis))
             })?;
         }
-        Ok(vec![Type {
-            dtype: first.dtype,
-            dims,
-        }])
+        Ok(vec![Type { dtype: first.dtype, dims }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -238,9 +201,7 @@ impl Concat {
             return None;
         }
         let pairs = a.iter().zip(b).enumerate();
-        pairs
-            .map(|(axis, (a, b))| if axis == self.axis { Some(a + b) } else { same_dim(a, b) })
-            .collect()
+        pairs.map(|(axis, (a, b))| if axis == self.axis { Some(a + b) } else { same_dim(a, b) }).collect()
     }
 }
 
@@ -255,18 +216,12 @@ impl Operation for Pad {
             check_same_dtype("pad", inputs[0], value)?;
             let elements: Dim = value.dims.iter().product();
             if elements.as_const().is_some_and(|count| count != 1) {
-                let reason = format!(
-                    "the value has shape {} where a scalar is expected",
-                    print_dims(&value.dims)
-                );
+                let reason = format!("the value has shape {} where a scalar is expected", print_dims(&value.dims));
                 return Err(InferError::new("pad", reason));
             }
         }
-        let dims: Vec<Dim> = dims
-            .iter()
-            .zip(self.lo.iter().zip(&self.hi))
-            .map(|(dim, (lo, hi))| dim + lo + hi)
-            .collect();
+        let dims: Vec<Dim> =
+            dims.iter().zip(self.lo.iter().zip(&self.hi)).map(|(dim, (lo, hi))| dim + lo + hi).collect();
         check_sizes("pad", &dims)?;
         Ok(vec![Type { dtype: *dtype, dims }])
     }
@@ -286,10 +241,7 @@ impl Operation for Pad {
         let own = strides(inputs[0].shape());
         let mut bytes = Vec::with_capacity(count(&shape) * size);
         for_each_index(&shape, |index| {
-            let places = index
-                .iter()
-                .enumerate()
-                .map(|(axis, &at)| Some(sources[axis][at]? * own[axis]));
+            let places = index.iter().enumerate().map(|(axis, &at)| Some(sources[axis][at]? * own[axis]));
             let element = match places.sum::<Option<usize>>() {
                 Some(place) => &inputs[0].as_bytes()[place * size..(place + 1) * size],
                 None => value,

@@ -20,10 +20,7 @@ impl Operation for Matmul {
             return Err(dtype_error(MATMUL, inputs[0].dtype));
         }
         let dims = product_dims(MATMUL, inputs[0], self.transpose_a, inputs[1], self.transpose_b)?;
-        Ok(vec![Type {
-            dtype: inputs[0].dtype,
-            dims,
-        }])
+        Ok(vec![Type { dtype: inputs[0].dtype, dims }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -32,20 +29,11 @@ impl Operation for Matmul {
         let b = Operand::new(&inputs[1], self.transpose_b);
         let product = if dtype.is_float() {
             let (left, right) = (a.rows(&read_floats(&inputs[0])), b.rows(&read_floats(&inputs[1])));
-            write_floats(
-                MATMUL,
-                dtype,
-                &shape,
-                &multiply(&a, &left, &b, &right, &shape, |sum, x, y| sum + x * y),
-            )
+            write_floats(MATMUL, dtype, &shape, &multiply(&a, &left, &b, &right, &shape, |sum, x, y| sum + x * y))
         } else {
-            let (left, right) = (
-                a.rows(&wrap(&read_ints(MATMUL, &inputs[0])?)),
-                b.rows(&wrap(&read_ints(MATMUL, &inputs[1])?)),
-            );
-            let sums = multiply(&a, &left, &b, &right, &shape, |sum: i64, x, y| {
-                sum.wrapping_add(x.wrapping_mul(y))
-            });
+            let (left, right) =
+                (a.rows(&wrap(&read_ints(MATMUL, &inputs[0])?)), b.rows(&wrap(&read_ints(MATMUL, &inputs[1])?)));
+            let sums = multiply(&a, &left, &b, &right, &shape, |sum: i64, x, y| sum.wrapping_add(x.wrapping_mul(y)));
             write_ints(MATMUL, dtype, &shape, &widen(&sums))
         }?;
         Ok(vec![product])
@@ -65,10 +53,7 @@ impl Operation for MatmulInt {
         // A zero point is one number for a whole row of a, or a whole column of b: it does not vary along K.
         check_zero_point(inputs[0], inputs[2], inputs[2].dims.last())?;
         check_zero_point(inputs[1], inputs[3], inputs[3].dims.iter().rev().nth(1))?;
-        Ok(vec![Type {
-            dtype: DType::I32,
-            dims,
-        }])
+        Ok(vec![Type { dtype: DType::I32, dims }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -93,10 +78,7 @@ fn product_dims(
     let (batch_b, k_b, n) = matrix_dims(op, b, transpose_b)?;
     if same_dim(k_a, k_b).is_none() {
         let (a, b) = (print_dims(&a.dims), print_dims(&b.dims));
-        return Err(InferError::new(
-            op,
-            format!("inner dims {k_a} and {k_b} of {a} and {b} differ"),
-        ));
+        return Err(InferError::new(op, format!("inner dims {k_a} and {k_b} of {a} and {b} differ")));
     }
     let mut dims = broadcast_dims(op, &[batch_a, batch_b])?;
     dims.extend([m.clone(), n.clone()]);
@@ -111,10 +93,7 @@ fn matrix_dims<'a>(
     match ty.dims.as_slice() {
         [batch @ .., rows, columns] if is_transposed => Ok((batch, columns, rows)),
         [batch @ .., rows, columns] => Ok((batch, rows, columns)),
-        _ => Err(InferError::new(
-            op,
-            format!("{ty} found where rank 2 or more is expected"),
-        )),
+        _ => Err(InferError::new(op, format!("{ty} found where rank 2 or more is expected"))),
     }
 }
 
@@ -125,10 +104,7 @@ fn check_zero_point(operand: &Type, zero_point: &Type, along_k: Option<&Dim>) ->
     if fits {
         return Ok(());
     }
-    Err(InferError::new(
-        MATMUL_INT,
-        format!("zero point {zero_point} does not fit {operand}"),
-    ))
+    Err(InferError::new(MATMUL_INT, format!("zero point {zero_point} does not fit {operand}")))
 }
 
 /// Sizes of a matrix operand after transposing.
@@ -142,17 +118,8 @@ struct Operand {
 impl Operand {
     fn new(tensor: &Tensor, is_transposed: bool) -> Operand {
         let (batch, matrix) = tensor.shape().split_at(tensor.shape().len() - 2);
-        let (rows, columns) = if is_transposed {
-            (matrix[1], matrix[0])
-        } else {
-            (matrix[0], matrix[1])
-        };
-        Operand {
-            batch: batch.to_vec(),
-            rows,
-            columns,
-            is_transposed,
-        }
+        let (rows, columns) = if is_transposed { (matrix[1], matrix[0]) } else { (matrix[0], matrix[1]) };
+        Operand { batch: batch.to_vec(), rows, columns, is_transposed }
     }
 
     /// The elements with every matrix in row-major order after transposing.
@@ -208,11 +175,7 @@ fn centre(operand: &Tensor, zero_point: &Tensor) -> Result<Vec<i64>, EvalError> 
     let zeros = wrap(&read_ints(MATMUL_INT, zero_point)?);
     let places = offsets(shape, &broadcast_strides(zero_point.shape(), shape));
     let elements = wrap(&read_ints(MATMUL_INT, operand)?);
-    Ok(elements
-        .iter()
-        .zip(places)
-        .map(|(element, place)| element - zeros[place])
-        .collect())
+    Ok(elements.iter().zip(places).map(|(element, place)| element - zeros[place]).collect())
 }
 
 /// Modulo 2^64: products and sums stay right modulo every narrower width.

@@ -30,36 +30,20 @@ fn batch_axes_broadcast() {
 
 #[test]
 fn sums_are_rounded_once() {
-    check_node(
-        &["f16[1,4] [2048, 1, 1, 1]", "f16[4,1] [1, 1, 1, 1]"],
-        PLAIN,
-        &["f16[1,1] [2052.0]"],
-    );
+    check_node(&["f16[1,4] [2048, 1, 1, 1]", "f16[4,1] [1, 1, 1, 1]"], PLAIN, &["f16[1,1] [2052.0]"]);
 }
 
 #[test]
 fn integers_wrap_exactly() {
     check_node(&["i8[1,2] [100, 100]", "i8[2,1] [2, 1]"], PLAIN, &["i8[1,1] [44]"]);
-    check_node(
-        &["u64[1,1] [18446744073709551615]", "u64[1,1] [3]"],
-        PLAIN,
-        &["u64[1,1] [18446744073709551613]"],
-    );
+    check_node(&["u64[1,1] [18446744073709551615]", "u64[1,1] [3]"], PLAIN, &["u64[1,1] [18446744073709551613]"]);
 }
 
 #[test]
 fn zero_points_belong_to_rows_of_a_and_columns_of_b() {
     let (a, b) = ("u8[2,2] [1, 2, 3, 4]", "i8[2,2] [1, 2, 3, 4]");
-    check_node(
-        &[a, b, "u8[] [1]", "i8[] [0]"],
-        "matmul_int(%0, %1, %2, %3)",
-        &["i32[2,2] [3, 4, 11, 16]"],
-    );
-    check_node(
-        &[a, b, "u8[2,1] [1, 3]", "i8[2] [1, 2]"],
-        "matmul_int(%0, %1, %2, %3)",
-        &["i32[2,2] [2, 2, 2, 2]"],
-    );
+    check_node(&[a, b, "u8[] [1]", "i8[] [0]"], "matmul_int(%0, %1, %2, %3)", &["i32[2,2] [3, 4, 11, 16]"]);
+    check_node(&[a, b, "u8[2,1] [1, 3]", "i8[2] [1, 2]"], "matmul_int(%0, %1, %2, %3)", &["i32[2,2] [2, 2, 2, 2]"]);
     check_node(
         &["u8[1,2] [255, 255]", "i8[2,1] [-128, -128]", "u8[] [0]", "i8[1] [127]"],
         "matmul_int(%0, %1, %2, %3)",
@@ -80,29 +64,13 @@ fn empty_operands_give_zeros_or_nothing() {
 
 #[test]
 fn sizes_may_be_symbols_and_must_fit() {
-    let op = || Matmul {
-        transpose_a: false,
-        transpose_b: true,
-    };
+    let op = || Matmul { transpose_a: false, transpose_b: true };
     assert_eq!(infer(op(), &["f32[b,1,m,k]", "f32[8,n,k]"]), "f32[b,8,m,n]");
-    assert_eq!(
-        infer(op(), &["f32[m,4]", "f32[n,5]"]),
-        "matmul: inner dims 4 and 5 of [m,4] and [n,5] differ"
-    );
-    assert_eq!(
-        infer(op(), &["f32[4]", "f32[n,4]"]),
-        "matmul: f32[4] found where rank 2 or more is expected"
-    );
-    assert_eq!(
-        infer(op(), &["f32[1,4]", "f16[1,4]"]),
-        "matmul: element types f32 and f16 differ"
-    );
+    assert_eq!(infer(op(), &["f32[m,4]", "f32[n,5]"]), "matmul: inner dims 4 and 5 of [m,4] and [n,5] differ");
+    assert_eq!(infer(op(), &["f32[4]", "f32[n,4]"]), "matmul: f32[4] found where rank 2 or more is expected");
+    assert_eq!(infer(op(), &["f32[1,4]", "f16[1,4]"]), "matmul: element types f32 and f16 differ");
     assert!(
-        node_error(
-            &["f32[1,1] [1]"],
-            "matmul(%0) {transpose_a=false, transpose_b=false}",
-            &["f32[1,1]"]
-        )
-        .ends_with("matmul: 1 inputs given where 2 are expected")
+        node_error(&["f32[1,1] [1]"], "matmul(%0) {transpose_a=false, transpose_b=false}", &["f32[1,1]"])
+            .ends_with("matmul: 1 inputs given where 2 are expected")
     );
 }

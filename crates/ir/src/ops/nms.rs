@@ -31,17 +31,12 @@ impl Operation for Nms {
             let reason = format!("shapes {found_boxes} and {found_scores} where [B,N,4] and [B,C,N] are expected");
             return Err(InferError::new("nms", reason));
         }
-        Ok(vec![Type {
-            dtype: DType::I64,
-            dims: vec![self.count.clone(), Dim::from(3)],
-        }])
+        Ok(vec![Type { dtype: DType::I64, dims: vec![self.count.clone(), Dim::from(3)] }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
-        let types: Vec<Type> = inputs
-            .iter()
-            .map(|input| Type::new(input.dtype(), input.shape().iter().copied()))
-            .collect();
+        let types: Vec<Type> =
+            inputs.iter().map(|input| Type::new(input.dtype(), input.shape().iter().copied())).collect();
         self.infer(&types.iter().collect::<Vec<_>>())?;
         let boxes_max = extent("nms", &self.boxes_max)?;
         let (batches, classes, count) = (inputs[1].shape()[0], inputs[1].shape()[1], inputs[1].shape()[2]);
@@ -53,10 +48,7 @@ impl Operation for Nms {
             for class in 0..classes {
                 let first = (batch * classes + class) * count;
                 let kept = self.keep(&boxes[batch * count..][..count], &scores[first..][..count], boxes_max);
-                found.extend(
-                    kept.into_iter()
-                        .flat_map(|at| [batch as i128, class as i128, at as i128]),
-                );
+                found.extend(kept.into_iter().flat_map(|at| [batch as i128, class as i128, at as i128]));
             }
         }
         check_found("nms", &self.count, found.len() / 3)?;
@@ -97,27 +89,20 @@ impl Nms {
                 hi: [a[0] + b[0] / 2.0, a[1] + b[1] / 2.0],
             };
         }
-        Rectangle {
-            lo: [a[0].min(b[0]), a[1].min(b[1])],
-            hi: [a[0].max(b[0]), a[1].max(b[1])],
-        }
+        Rectangle { lo: [a[0].min(b[0]), a[1].min(b[1])], hi: [a[0].max(b[0]), a[1].max(b[1])] }
     }
 
     /// Indices of the kept boxes, best score first; of equal scores the lower index first.
     fn keep(&self, boxes: &[Rectangle], scores: &[f64], boxes_max: usize) -> Vec<usize> {
-        let mut candidates: Vec<usize> = (0..boxes.len())
-            .filter(|&at| !self.has_score_threshold || scores[at] > self.score_threshold)
-            .collect();
+        let mut candidates: Vec<usize> =
+            (0..boxes.len()).filter(|&at| !self.has_score_threshold || scores[at] > self.score_threshold).collect();
         candidates.sort_by(|&a, &b| float_order(&scores[b], &scores[a]));
         let mut kept: Vec<usize> = Vec::new();
         for at in candidates {
             if kept.len() == boxes_max {
                 break;
             }
-            if !kept
-                .iter()
-                .any(|&other| boxes[at].overlap(&boxes[other]) > self.iou_threshold)
-            {
+            if !kept.iter().any(|&other| boxes[at].overlap(&boxes[other]) > self.iou_threshold) {
                 kept.push(at);
             }
         }

@@ -36,11 +36,7 @@ impl Operation for Softmax {
                 let sum: f64 = line.iter().map(|element| libm::exp(element - largest)).sum();
                 for (along, element) in line.iter().enumerate() {
                     let shifted = element - largest;
-                    elements[at(along)] = if self.log {
-                        shifted - libm::log(sum)
-                    } else {
-                        libm::exp(shifted) / sum
-                    };
+                    elements[at(along)] = if self.log { shifted - libm::log(sum) } else { libm::exp(shifted) / sum };
                 }
             }
         }
@@ -66,10 +62,7 @@ impl Operation for LayerNorm {
         multiply_by(&mut elements, &shape, &inputs[1]);
         if let Some(bias) = inputs.get(2) {
             let (bias, places) = broadcast_floats(bias, &shape);
-            elements
-                .iter_mut()
-                .zip(places)
-                .for_each(|(element, place)| *element += bias[place]);
+            elements.iter_mut().zip(places).for_each(|(element, place)| *element += bias[place]);
         }
         Ok(vec![write_floats(LAYER_NORM, dtype, &shape, &elements)?])
     }
@@ -124,9 +117,7 @@ impl Operation for GroupNorm {
         }
         for (at, elements) in elements.chunks_exact_mut(plane.max(1)).enumerate() {
             let channel = at % channels;
-            elements
-                .iter_mut()
-                .for_each(|element| *element = *element * scale[channel] + bias[channel]);
+            elements.iter_mut().for_each(|element| *element = *element * scale[channel] + bias[channel]);
         }
         Ok(vec![write_floats(GROUP_NORM, dtype, &shape, &elements)?])
     }
@@ -180,27 +171,19 @@ fn scale_to_unit(elements: &mut [f64], epsilon: f64) {
 
 fn multiply_by(elements: &mut [f64], shape: &[usize], scale: &Tensor) {
     let (scale, places) = broadcast_floats(scale, shape);
-    elements
-        .iter_mut()
-        .zip(places)
-        .for_each(|(element, place)| *element *= scale[place]);
+    elements.iter_mut().zip(places).for_each(|(element, place)| *element *= scale[place]);
 }
 
 /// A tensor's elements, and which of them each element of `shape` reads.
 fn broadcast_floats(tensor: &Tensor, shape: &[usize]) -> (Vec<f64>, Vec<usize>) {
-    (
-        read_floats(tensor),
-        offsets(shape, &broadcast_strides(tensor.shape(), shape)),
-    )
+    (read_floats(tensor), offsets(shape, &broadcast_strides(tensor.shape(), shape)))
 }
 
 fn same_float_type(op: &'static str, inputs: &[&Type]) -> Result<Vec<Type>, InferError> {
     if !inputs[0].dtype.is_float() {
         return Err(dtype_error(op, inputs[0].dtype));
     }
-    inputs[1..]
-        .iter()
-        .try_for_each(|input| check_same_dtype(op, inputs[0], input))?;
+    inputs[1..].iter().try_for_each(|input| check_same_dtype(op, inputs[0], input))?;
     Ok(vec![inputs[0].clone()])
 }
 
@@ -208,11 +191,8 @@ fn check_broadcasts_to_first(op: &'static str, inputs: &[&Type]) -> Result<(), I
     let x = inputs[0];
     for input in &inputs[1..] {
         let joined = broadcast_dims(op, &[&x.dims, &input.dims])?;
-        let fits = joined.len() == x.dims.len()
-            && joined
-                .iter()
-                .zip(&x.dims)
-                .all(|(dim, own)| same_dim(dim, own).is_some());
+        let fits =
+            joined.len() == x.dims.len() && joined.iter().zip(&x.dims).all(|(dim, own)| same_dim(dim, own).is_some());
         if !fits {
             return Err(InferError::new(op, format!("{input} does not broadcast to x {x}")));
         }
@@ -221,9 +201,7 @@ fn check_broadcasts_to_first(op: &'static str, inputs: &[&Type]) -> Result<(), I
 }
 
 fn channel_dim<'a>(op: &'static str, x: &'a Type) -> Result<&'a Dim, InferError> {
-    x.dims
-        .get(1)
-        .ok_or_else(|| InferError::new(op, format!("x {x} has no channel axis")))
+    x.dims.get(1).ok_or_else(|| InferError::new(op, format!("x {x} has no channel axis")))
 }
 
 #[cfg(test)]

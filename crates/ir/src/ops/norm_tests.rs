@@ -85,60 +85,23 @@ fn lrn_sees_one_channel_more_behind_than_before_when_the_size_is_even() {
 fn empty_tensors_stay_empty() {
     check_node(&["f32[0,3] []"], "softmax(%0) {axis=1, log=false}", &["f32[0,3] []"]);
     check_node(&["f32[3,0] []"], "softmax(%0) {axis=1, log=true}", &["f32[3,0] []"]);
-    check_node(
-        &["f32[2,0] []", "f32[0] []"],
-        "layer_norm(%0, %1) {axis=1, epsilon=0.1}",
-        &["f32[2,0] []"],
-    );
-    check_node(
-        &["f32[2,0] []", "f32[0] []"],
-        "rms_norm(%0, %1) {axis=1, epsilon=0.1}",
-        &["f32[2,0] []"],
-    );
+    check_node(&["f32[2,0] []", "f32[0] []"], "layer_norm(%0, %1) {axis=1, epsilon=0.1}", &["f32[2,0] []"]);
+    check_node(&["f32[2,0] []", "f32[0] []"], "rms_norm(%0, %1) {axis=1, epsilon=0.1}", &["f32[2,0] []"]);
     let group = "group_norm(%0, %1, %2) {groups=2, epsilon=0.1}";
-    check_node(
-        &["f32[1,2,0] []", "f32[2] [1, 1]", "f32[2] [1, 1]"],
-        group,
-        &["f32[1,2,0] []"],
-    );
+    check_node(&["f32[1,2,0] []", "f32[2] [1, 1]", "f32[2] [1, 1]"], group, &["f32[1,2,0] []"]);
     check_node(&["f32[1,0,2] []", "f32[0] []", "f32[0] []"], group, &["f32[1,0,2] []"]);
-    check_node(
-        &["f32[1,0] []"],
-        "lrn(%0) {size=3, alpha=1.0, beta=1.0, bias=1.0}",
-        &["f32[1,0] []"],
-    );
+    check_node(&["f32[1,0] []"], "lrn(%0) {size=3, alpha=1.0, beta=1.0, bias=1.0}", &["f32[1,0] []"]);
 }
 
 #[test]
 fn types_must_fit() {
     let layer = || LayerNorm { axis: 1, epsilon: 0.0 };
     assert_eq!(infer(layer(), &["f32[n,d]", "f32[d]", "f32[1]"]), "f32[n,d]");
-    assert_eq!(
-        infer(layer(), &["f32[2,3]", "f32[4,2,3]"]),
-        "layer_norm: f32[4,2,3] does not broadcast to x f32[2,3]"
-    );
-    assert_eq!(
-        infer(layer(), &["f32[1,3]", "f32[2,3]"]),
-        "layer_norm: f32[2,3] does not broadcast to x f32[1,3]"
-    );
-    assert_eq!(
-        infer(layer(), &["f32[3]", "f32[3]"]),
-        "layer_norm: axis 1 is out of range for rank 1"
-    );
-    assert_eq!(
-        infer(layer(), &["f32[2,3]", "f16[3]"]),
-        "layer_norm: element types f32 and f16 differ"
-    );
-    let group = GroupNorm {
-        groups: 2,
-        epsilon: 0.0,
-    };
-    assert_eq!(
-        infer(group, &["f32[n,3,5]", "f32[3]", "f32[3]"]),
-        "group_norm: 3 channels do not form 2 groups"
-    );
-    assert_eq!(
-        infer(Softmax { axis: 0, log: true }, &["i32[2]"]),
-        "softmax: element type i32 has no meaning here"
-    );
+    assert_eq!(infer(layer(), &["f32[2,3]", "f32[4,2,3]"]), "layer_norm: f32[4,2,3] does not broadcast to x f32[2,3]");
+    assert_eq!(infer(layer(), &["f32[1,3]", "f32[2,3]"]), "layer_norm: f32[2,3] does not broadcast to x f32[1,3]");
+    assert_eq!(infer(layer(), &["f32[3]", "f32[3]"]), "layer_norm: axis 1 is out of range for rank 1");
+    assert_eq!(infer(layer(), &["f32[2,3]", "f16[3]"]), "layer_norm: element types f32 and f16 differ");
+    let group = GroupNorm { groups: 2, epsilon: 0.0 };
+    assert_eq!(infer(group, &["f32[n,3,5]", "f32[3]", "f32[3]"]), "group_norm: 3 channels do not form 2 groups");
+    assert_eq!(infer(Softmax { axis: 0, log: true }, &["i32[2]"]), "softmax: element type i32 has no meaning here");
 }

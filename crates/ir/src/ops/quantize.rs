@@ -21,10 +21,7 @@ impl Operation for Quantize {
             return Err(dtype_error("quantize", self.precision));
         }
         check_granularity("quantize", inputs, self.axis, self.block, self.to)?;
-        Ok(vec![Type {
-            dtype: self.to,
-            dims: x.dims.clone(),
-        }])
+        Ok(vec![Type { dtype: self.to, dims: x.dims.clone() }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -39,26 +36,16 @@ impl Operation for Quantize {
                 let zero_points = zero_points.map(|tensor| read_ints("quantize", tensor)).transpose()?;
                 let quantized = quotients.iter().zip(&places).map(|(quotient, &place)| {
                     let zero_point = zero_points.as_ref().map_or(0, |all| all[place]);
-                    (quotient.round_ties_even() as i128)
-                        .saturating_add(zero_point)
-                        .clamp(least, most)
+                    (quotient.round_ties_even() as i128).saturating_add(zero_point).clamp(least, most)
                 });
-                Ok(vec![write_ints(
-                    "quantize",
-                    to,
-                    &shape,
-                    &quantized.collect::<Vec<_>>(),
-                )?])
+                Ok(vec![write_ints("quantize", to, &shape, &quantized.collect::<Vec<_>>())?])
             }
             // Small floats round by themselves: there is no integer in between.
             (None, zero_points) => {
                 let zero_points = zero_points.map(read_floats);
                 let zero_point = |place: usize| zero_points.as_ref().map_or(0.0, |all| all[place]);
-                let shifted: Vec<f64> = quotients
-                    .iter()
-                    .zip(&places)
-                    .map(|(quotient, &place)| quotient + zero_point(place))
-                    .collect();
+                let shifted: Vec<f64> =
+                    quotients.iter().zip(&places).map(|(quotient, &place)| quotient + zero_point(place)).collect();
                 Ok(vec![write_floats_by("quantize", to, &shape, &shifted, self.saturate)?])
             }
         }
@@ -72,12 +59,7 @@ impl Quantize {
             Elements::Float(values) => values,
             Elements::Int(values) => values.into_iter().map(|x| int_to_float(x, self.precision)).collect(),
         };
-        Ok(read_floats(&write_floats(
-            "quantize",
-            self.precision,
-            tensor.shape(),
-            &values,
-        )?))
+        Ok(read_floats(&write_floats("quantize", self.precision, tensor.shape(), &values)?))
     }
 }
 
@@ -86,45 +68,28 @@ impl Operation for Dequantize {
         check_arity("dequantize", inputs, 2..=3)?;
         let x = inputs[0];
         if x.dtype.is_bool() || !self.to.is_float() {
-            return Err(dtype_error(
-                "dequantize",
-                if x.dtype.is_bool() { x.dtype } else { self.to },
-            ));
+            return Err(dtype_error("dequantize", if x.dtype.is_bool() { x.dtype } else { self.to }));
         }
         check_granularity("dequantize", inputs, self.axis, self.block, x.dtype)?;
-        Ok(vec![Type {
-            dtype: self.to,
-            dims: x.dims.clone(),
-        }])
+        Ok(vec![Type { dtype: self.to, dims: x.dims.clone() }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
         let (to, shape) = infer_shape("dequantize", self, inputs)?;
         let places = scale_places(&shape, inputs[1].shape(), self.axis, self.block);
         let scales = read_floats(&inputs[1]);
-        let zero_points = inputs
-            .get(2)
-            .map(|tensor| Elements::read("dequantize", tensor))
-            .transpose()?;
+        let zero_points = inputs.get(2).map(|tensor| Elements::read("dequantize", tensor)).transpose()?;
         let shifted: Vec<f64> = match (Elements::read("dequantize", &inputs[0])?, &zero_points) {
-            (Elements::Int(x), Some(Elements::Int(zero_points))) => x
-                .iter()
-                .zip(&places)
-                .map(|(x, &place)| (x - zero_points[place]) as f64)
-                .collect(),
-            (Elements::Float(x), Some(Elements::Float(zero_points))) => x
-                .iter()
-                .zip(&places)
-                .map(|(x, &place)| x - zero_points[place])
-                .collect(),
+            (Elements::Int(x), Some(Elements::Int(zero_points))) => {
+                x.iter().zip(&places).map(|(x, &place)| (x - zero_points[place]) as f64).collect()
+            }
+            (Elements::Float(x), Some(Elements::Float(zero_points))) => {
+                x.iter().zip(&places).map(|(x, &place)| x - zero_points[place]).collect()
+            }
             (Elements::Int(x), _) => x.iter().map(|&x| x as f64).collect(),
             (Elements::Float(x), _) => x,
         };
-        let values: Vec<f64> = shifted
-            .iter()
-            .zip(&places)
-            .map(|(x, &place)| x * scales[place])
-            .collect();
+        let values: Vec<f64> = shifted.iter().zip(&places).map(|(x, &place)| x * scales[place]).collect();
         Ok(vec![write_floats("dequantize", to, &shape, &values)?])
     }
 }
@@ -146,31 +111,17 @@ fn check_granularity(
         check_axis(op, axis, x.dims.len())?;
         let expected = expected_scale_dims(&x.dims, axis, block);
         let fits = scale.dims.len() == expected.len()
-            && scale
-                .dims
-                .iter()
-                .zip(&expected)
-                .all(|(found, wanted)| same_dim(found, wanted).is_some());
+            && scale.dims.iter().zip(&expected).all(|(found, wanted)| same_dim(found, wanted).is_some());
         if !fits {
             let (found, wanted) = (print_dims(&scale.dims), print_dims(&expected));
-            return Err(InferError::new(
-                op,
-                format!("the scale has shape {found} where {wanted} is expected"),
-            ));
+            return Err(InferError::new(op, format!("the scale has shape {found} where {wanted} is expected")));
         }
     }
     let Some(zero_point) = inputs.get(2) else { return Ok(()) };
     let has_scale_shape = zero_point.dims.len() == scale.dims.len()
-        && zero_point
-            .dims
-            .iter()
-            .zip(&scale.dims)
-            .all(|(a, b)| same_dim(a, b).is_some());
+        && zero_point.dims.iter().zip(&scale.dims).all(|(a, b)| same_dim(a, b).is_some());
     if zero_point.dtype != zero_point_dtype || !has_scale_shape {
-        let wanted = Type {
-            dtype: zero_point_dtype,
-            dims: scale.dims.clone(),
-        };
+        let wanted = Type { dtype: zero_point_dtype, dims: scale.dims.clone() };
         let reason = format!("the zero point is {zero_point} where {wanted} is expected");
         return Err(InferError::new(op, reason));
     }
@@ -182,10 +133,7 @@ fn expected_scale_dims(dims: &[Dim], axis: usize, block: usize) -> Vec<Dim> {
         return vec![dims[axis].clone()];
     }
     let blocks = dims[axis].ceil_div(&Dim::from(block));
-    dims.iter()
-        .enumerate()
-        .map(|(at, dim)| if at == axis { blocks.clone() } else { dim.clone() })
-        .collect()
+    dims.iter().enumerate().map(|(at, dim)| if at == axis { blocks.clone() } else { dim.clone() }).collect()
 }
 
 /// For each element of a tensor of `shape` the offset of its scale.

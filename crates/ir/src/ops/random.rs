@@ -46,10 +46,7 @@ fn infer_samples(op: &'static str, inputs: &[&Type], to: DType, shape: &[Dim]) -
     if !to.is_float() {
         return Err(dtype_error(op, to));
     }
-    Ok(vec![Type {
-        dtype: to,
-        dims: shape.to_vec(),
-    }])
+    Ok(vec![Type { dtype: to, dims: shape.to_vec() }])
 }
 
 /// Two uniform samples in 0..1 for an element, of 53 bits each: words 0 and 1 make the first, words 2 and 3 the second,
@@ -59,10 +56,7 @@ fn uniforms(key: i64, at: usize) -> (f64, f64) {
     let words = philox([at as u32, (at >> 32) as u32, 0, 0], [key as u32, (key >> 32) as u32]);
     let uniform = |low: u32, high: u32| (u64::from(high) << 32 | u64::from(low)) >> 11;
     let unit = 1.0 / (1u64 << 53) as f64;
-    (
-        uniform(words[0], words[1]) as f64 * unit,
-        uniform(words[2], words[3]) as f64 * unit,
-    )
+    (uniform(words[0], words[1]) as f64 * unit, uniform(words[2], words[3]) as f64 * unit)
 }
 
 /// Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3").
@@ -89,32 +83,17 @@ mod tests {
     /// Known answers of the Random123 distribution.
     #[test]
     fn philox_gives_the_published_words() {
+        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
         assert_eq!(
-            philox([0; 4], [0; 2]),
-            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
-        );
-        assert_eq!(
-            philox([u32::MAX; 4], [u32::MAX; 2]),
-            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
-        );
-        assert_eq!(
-            philox(
-                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
-                [0xa409_3822, 0x299f_31d0]
-            ),
+            philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]),
             [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
         );
     }
 
     #[test]
     fn uniform_samples_lie_in_their_range_and_have_its_mean() {
-        let op = Uniform {
-            to: DType::F64,
-            shape: vec![Dim::from(4096)],
-            low: -1.0,
-            high: 3.0,
-            key: 7,
-        };
+        let op = Uniform { to: DType::F64, shape: vec![Dim::from(4096)], low: -1.0, high: 3.0, key: 7 };
         let samples = op.eval(&[]).unwrap()[0].to_f64_vec();
         assert!(samples.iter().all(|sample| (-1.0..3.0).contains(sample)));
         let mean = samples.iter().sum::<f64>() / 4096.0;
@@ -123,34 +102,17 @@ mod tests {
 
     #[test]
     fn normal_samples_have_their_mean_and_deviation() {
-        let op = Normal {
-            to: DType::F64,
-            shape: vec![Dim::from(4096)],
-            mean: 2.0,
-            deviation: 0.5,
-            key: -3,
-        };
+        let op = Normal { to: DType::F64, shape: vec![Dim::from(4096)], mean: 2.0, deviation: 0.5, key: -3 };
         let samples = op.eval(&[]).unwrap()[0].to_f64_vec();
         let mean = samples.iter().sum::<f64>() / 4096.0;
         let variance = samples.iter().map(|sample| (sample - mean).powi(2)).sum::<f64>() / 4096.0;
-        assert!(
-            (mean - 2.0).abs() < 0.05 && (variance.sqrt() - 0.5).abs() < 0.05,
-            "{mean} {variance}"
-        );
+        assert!((mean - 2.0).abs() < 0.05 && (variance.sqrt() - 0.5).abs() < 0.05, "{mean} {variance}");
     }
 
     #[test]
     fn another_key_gives_other_samples_and_an_empty_shape_none() {
         let sample = |key, length: i64| {
-            Normal {
-                to: DType::F32,
-                shape: vec![Dim::from(length)],
-                mean: 0.0,
-                deviation: 1.0,
-                key,
-            }
-            .eval(&[])
-            .unwrap()
+            Normal { to: DType::F32, shape: vec![Dim::from(length)], mean: 0.0, deviation: 1.0, key }.eval(&[]).unwrap()
         };
         assert_eq!(sample(1, 3), sample(1, 3));
         assert_ne!(sample(1, 3), sample(2, 3));

@@ -20,11 +20,7 @@ pub struct StridedView {
 impl StridedView {
     /// A view from element 0 with strides that are not negative.
     pub fn new(shape: Vec<usize>, strides: &[usize]) -> StridedView {
-        StridedView {
-            shape,
-            start: 0,
-            strides: strides.iter().map(|&stride| stride as isize).collect(),
-        }
+        StridedView { shape, start: 0, strides: strides.iter().map(|&stride| stride as isize).collect() }
     }
 
     /// The viewed elements of `bytes`, `size` bytes each, in row-major order.
@@ -41,11 +37,7 @@ impl StridedView {
     /// The same elements with axes of extent 1 dropped and neighbouring axes that form one run joined. Of a view that
     /// is not empty at most 63 axes are left, so recursion over them is bounded.
     fn merged(&self) -> StridedView {
-        let mut merged = StridedView {
-            shape: Vec::new(),
-            start: self.start,
-            strides: Vec::new(),
-        };
+        let mut merged = StridedView { shape: Vec::new(), start: self.start, strides: Vec::new() };
         for (&extent, &stride) in self.shape.iter().zip(&self.strides) {
             match (merged.shape.last_mut(), merged.strides.last_mut()) {
                 _ if extent == 1 => {}
@@ -125,43 +117,23 @@ mod tests {
 
     #[test]
     fn a_view_with_negative_strides_reads_backwards() {
-        let view = StridedView {
-            shape: vec![2, 2],
-            start: 3,
-            strides: vec![-2, -1],
-        };
+        let view = StridedView { shape: vec![2, 2], start: 3, strides: vec![-2, -1] };
         assert_eq!(view.copy(&[1, 2, 3, 4], 1), [4, 3, 2, 1]);
     }
 
     #[test]
     fn neighbouring_axes_that_form_one_run_are_joined() {
-        let view = StridedView {
-            shape: vec![2, 1, 3, 4],
-            start: 0,
-            strides: vec![12, 9, 4, 1],
-        };
+        let view = StridedView { shape: vec![2, 1, 3, 4], start: 0, strides: vec![12, 9, 4, 1] };
         assert_eq!(view.merged().shape, [24]);
-        let repeated = StridedView {
-            shape: vec![2, 3],
-            start: 0,
-            strides: vec![0, 0],
-        };
+        let repeated = StridedView { shape: vec![2, 3], start: 0, strides: vec![0, 0] };
         assert_eq!(repeated.merged().shape, [6]);
     }
 
     #[test]
     fn a_view_of_rank_0_is_one_element_and_an_empty_one_none() {
-        let scalar = StridedView {
-            shape: vec![],
-            start: 1,
-            strides: vec![],
-        };
+        let scalar = StridedView { shape: vec![], start: 1, strides: vec![] };
         assert_eq!(scalar.copy(&[1, 2, 3, 4], 2), [3, 4]);
-        let empty = StridedView {
-            shape: vec![2, 0],
-            start: 0,
-            strides: vec![1, 1],
-        };
+        let empty = StridedView { shape: vec![2, 0], start: 0, strides: vec![1, 1] };
         assert_eq!(empty.copy(&[], 2), [0u8; 0]);
     }
 }

@@ -39,10 +39,7 @@ impl Operation for Reduce {
             let reason = format!("'{}' has no meaning for {}", self.func.name(), dtype.name());
             return Err(InferError::new("reduce", reason));
         }
-        Ok(vec![Type {
-            dtype: *dtype,
-            dims: reduced_dims(dims, &self.axes, self.keep_dims),
-        }])
+        Ok(vec![Type { dtype: *dtype, dims: reduced_dims(dims, &self.axes, self.keep_dims) }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -57,14 +54,11 @@ impl Operation for Reduce {
 }
 
 fn reduced_dims(dims: &[Dim], axes: &[usize], keep_dims: bool) -> Vec<Dim> {
-    let kept = dims
-        .iter()
-        .enumerate()
-        .filter_map(|(axis, dim)| match (axes.contains(&axis), keep_dims) {
-            (false, _) => Some(dim.clone()),
-            (true, true) => Some(Dim::ONE),
-            (true, false) => None,
-        });
+    let kept = dims.iter().enumerate().filter_map(|(axis, dim)| match (axes.contains(&axis), keep_dims) {
+        (false, _) => Some(dim.clone()),
+        (true, true) => Some(Dim::ONE),
+        (true, false) => None,
+    });
     kept.collect()
 }
 
@@ -88,11 +82,7 @@ impl Groups {
             0 => Vec::new(),
             _ => offsets(&pick(shape, &gone), &pick(&own, &gone)),
         };
-        Groups {
-            kept_shape,
-            kept_strides: pick(&own, &kept),
-            within,
-        }
+        Groups { kept_shape, kept_strides: pick(&own, &kept), within }
     }
 
     /// What `combine` makes of each group, groups and elements in row-major order.
@@ -131,9 +121,7 @@ fn reduce_ints(func: ReduceFn, values: &[i128], dtype: DType) -> i128 {
     let wrapping_sum = |terms: &mut dyn Iterator<Item = i128>| terms.fold(0, i128::wrapping_add);
     match func {
         ReduceFn::Sum => wrapping_sum(&mut values.iter().copied()),
-        ReduceFn::Mean => wrapping_sum(&mut values.iter().copied())
-            .checked_div(values.len() as i128)
-            .unwrap_or(0),
+        ReduceFn::Mean => wrapping_sum(&mut values.iter().copied()).checked_div(values.len() as i128).unwrap_or(0),
         ReduceFn::Prod => values.iter().copied().fold(1, i128::wrapping_mul),
         ReduceFn::Max => values.iter().copied().fold(least, i128::max),
         ReduceFn::Min => values.iter().copied().fold(most, i128::min),
@@ -169,10 +157,7 @@ impl Operation for ArgReduce {
         check_arity("arg_reduce", inputs, 1..=1)?;
         check_axis("arg_reduce", self.axis, inputs[0].dims.len())?;
         let dims = reduced_dims(&inputs[0].dims, &[self.axis], self.keep_dims);
-        Ok(vec![Type {
-            dtype: DType::I64,
-            dims,
-        }])
+        Ok(vec![Type { dtype: DType::I64, dims }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {

@@ -5,11 +5,7 @@ const NAN: f64 = f64::NAN;
 const INF: f64 = f64::INFINITY;
 
 fn reduce(func: ReduceFn, axes: &[usize]) -> Reduce {
-    Reduce {
-        func,
-        axes: axes.to_vec(),
-        keep_dims: false,
-    }
+    Reduce { func, axes: axes.to_vec(), keep_dims: false }
 }
 
 #[test]
@@ -33,12 +29,7 @@ fn reductions_of_floats_have_their_values() {
     ];
     for (func, values, expected) in cases {
         let found = eval(reduce(*func, &[0]), &[floats(DType::F64, &[values.len()], values)]).to_f64_vec()[0];
-        assert_eq!(
-            format!("{found:?}"),
-            format!("{expected:?}"),
-            "{} of {values:?}",
-            func.name()
-        );
+        assert_eq!(format!("{found:?}"), format!("{expected:?}"), "{} of {values:?}", func.name());
     }
 }
 
@@ -52,20 +43,11 @@ fn reductions_of_nothing_give_the_neutral_element() {
         (ReduceFn::LogSumExp, -INF),
     ];
     for (func, expected) in cases {
-        assert_eq!(
-            eval(reduce(func, &[1]), &[f32s(&[2, 0], &[])]),
-            f32s(&[2], &[expected; 2])
-        );
+        assert_eq!(eval(reduce(func, &[1]), &[f32s(&[2, 0], &[])]), f32s(&[2], &[expected; 2]));
     }
     let empty = ints(DType::I8, &[0], &[]);
-    assert_eq!(
-        eval(reduce(ReduceFn::Max, &[0]), std::slice::from_ref(&empty)),
-        ints(DType::I8, &[], &[-128])
-    );
-    assert_eq!(
-        eval(reduce(ReduceFn::Min, &[0]), std::slice::from_ref(&empty)),
-        ints(DType::I8, &[], &[127])
-    );
+    assert_eq!(eval(reduce(ReduceFn::Max, &[0]), std::slice::from_ref(&empty)), ints(DType::I8, &[], &[-128]));
+    assert_eq!(eval(reduce(ReduceFn::Min, &[0]), std::slice::from_ref(&empty)), ints(DType::I8, &[], &[127]));
     assert_eq!(eval(reduce(ReduceFn::Mean, &[0]), &[empty]), ints(DType::I8, &[], &[0]));
     assert_eq!(eval(reduce(ReduceFn::All, &[0]), &[bools(&[0], &[])]), bools(&[], &[1]));
     assert_eq!(eval(reduce(ReduceFn::Max, &[0]), &[bools(&[0], &[])]), bools(&[], &[0]));
@@ -91,106 +73,53 @@ fn integers_wrap_and_their_mean_truncates() {
 #[test]
 fn any_axes_can_go_and_may_stay_as_ones() {
     let x = i64s(&[2, 3, 2], &(0..12).collect::<Vec<_>>());
-    assert_eq!(
-        eval(reduce(ReduceFn::Sum, &[0, 2]), std::slice::from_ref(&x)),
-        i64s(&[3], &[14, 22, 30])
-    );
-    let kept = Reduce {
-        func: ReduceFn::Sum,
-        axes: vec![1],
-        keep_dims: true,
-    };
+    assert_eq!(eval(reduce(ReduceFn::Sum, &[0, 2]), std::slice::from_ref(&x)), i64s(&[3], &[14, 22, 30]));
+    let kept = Reduce { func: ReduceFn::Sum, axes: vec![1], keep_dims: true };
     assert_eq!(eval(kept, std::slice::from_ref(&x)), i64s(&[2, 1, 2], &[6, 9, 24, 27]));
     assert_eq!(eval(reduce(ReduceFn::Sum, &[]), std::slice::from_ref(&x)), x);
-    assert_eq!(
-        eval(reduce(ReduceFn::Sum, &[]), &[f32s(&[], &[3.0])]),
-        f32s(&[], &[3.0])
-    );
+    assert_eq!(eval(reduce(ReduceFn::Sum, &[]), &[f32s(&[], &[3.0])]), f32s(&[], &[3.0]));
 }
 
 #[test]
 fn f16_sums_are_rounded_only_at_the_end() {
     let x = floats(DType::F16, &[3], &[2048.0, 1.0, 1.0]);
-    assert_eq!(
-        eval(reduce(ReduceFn::Sum, &[0]), &[x]),
-        floats(DType::F16, &[], &[2050.0])
-    );
+    assert_eq!(eval(reduce(ReduceFn::Sum, &[0]), &[x]), floats(DType::F16, &[], &[2050.0]));
 }
 
 #[test]
 fn bools_have_any_all_max_and_min() {
     let x = bools(&[2], &[0, 1]);
-    for (func, expected) in [
-        (ReduceFn::Any, 1),
-        (ReduceFn::All, 0),
-        (ReduceFn::Max, 1),
-        (ReduceFn::Min, 0),
-    ] {
-        assert_eq!(
-            eval(reduce(func, &[0]), std::slice::from_ref(&x)),
-            bools(&[], &[expected])
-        );
+    for (func, expected) in [(ReduceFn::Any, 1), (ReduceFn::All, 0), (ReduceFn::Max, 1), (ReduceFn::Min, 0)] {
+        assert_eq!(eval(reduce(func, &[0]), std::slice::from_ref(&x)), bools(&[], &[expected]));
     }
 }
 
 #[test]
 fn reduce_types_follow_axes_and_function() {
-    let kept = Reduce {
-        func: ReduceFn::Max,
-        axes: vec![0],
-        keep_dims: true,
-    };
+    let kept = Reduce { func: ReduceFn::Max, axes: vec![0], keep_dims: true };
     assert_eq!(infer(kept, &["f32[n,m]"]), "f32[1,m]");
     assert_eq!(infer(reduce(ReduceFn::Max, &[0]), &["f32[n,m]"]), "f32[m]");
-    assert_eq!(
-        infer(reduce(ReduceFn::Max, &[2]), &["f32[n,m]"]),
-        "reduce: axis 2 is out of range for rank 2"
-    );
-    assert_eq!(
-        infer(reduce(ReduceFn::Max, &[1, 1]), &["f32[n,m]"]),
-        "reduce: axis 1 is given twice"
-    );
-    assert_eq!(
-        infer(reduce(ReduceFn::Sum, &[0]), &["bool[n]"]),
-        "reduce: 'sum' has no meaning for bool"
-    );
-    assert_eq!(
-        infer(reduce(ReduceFn::Any, &[0]), &["f32[n]"]),
-        "reduce: 'any' has no meaning for f32"
-    );
+    assert_eq!(infer(reduce(ReduceFn::Max, &[2]), &["f32[n,m]"]), "reduce: axis 2 is out of range for rank 2");
+    assert_eq!(infer(reduce(ReduceFn::Max, &[1, 1]), &["f32[n,m]"]), "reduce: axis 1 is given twice");
+    assert_eq!(infer(reduce(ReduceFn::Sum, &[0]), &["bool[n]"]), "reduce: 'sum' has no meaning for bool");
+    assert_eq!(infer(reduce(ReduceFn::Any, &[0]), &["f32[n]"]), "reduce: 'any' has no meaning for f32");
 }
 
 fn arg(func: ArgFn, last: bool) -> ArgReduce {
-    ArgReduce {
-        func,
-        axis: 0,
-        keep_dims: false,
-        last,
-    }
+    ArgReduce { func, axis: 0, keep_dims: false, last }
 }
 
 #[test]
 fn arg_reduce_finds_the_first_or_last_and_takes_nan_for_the_largest() {
     let ties = f32s(&[4], &[1.0, 3.0, 3.0, 1.0]);
-    let cases = [
-        (ArgFn::Max, false, 1),
-        (ArgFn::Max, true, 2),
-        (ArgFn::Min, false, 0),
-        (ArgFn::Min, true, 3),
-    ];
+    let cases = [(ArgFn::Max, false, 1), (ArgFn::Max, true, 2), (ArgFn::Min, false, 0), (ArgFn::Min, true, 3)];
     for (func, last, expected) in cases {
-        assert_eq!(
-            eval(arg(func, last), std::slice::from_ref(&ties)),
-            i64s(&[], &[expected])
-        );
+        assert_eq!(eval(arg(func, last), std::slice::from_ref(&ties)), i64s(&[], &[expected]));
     }
     let nans = f32s(&[4], &[NAN, INF, NAN, -INF]);
     let cases = [(ArgFn::Max, false, 0), (ArgFn::Max, true, 2), (ArgFn::Min, false, 3)];
     for (func, last, expected) in cases {
-        assert_eq!(
-            eval(arg(func, last), std::slice::from_ref(&nans)),
-            i64s(&[], &[expected])
-        );
+        assert_eq!(eval(arg(func, last), std::slice::from_ref(&nans)), i64s(&[], &[expected]));
     }
     let zeros = f32s(&[2], &[-0.0, 0.0]);
     assert_eq!(eval(arg(ArgFn::Max, false), &[zeros]), i64s(&[], &[0]));
@@ -199,17 +128,9 @@ fn arg_reduce_finds_the_first_or_last_and_takes_nan_for_the_largest() {
 #[test]
 fn arg_reduce_keeps_other_axes_and_refuses_empty_ones() {
     let x = i64s(&[2, 2], &[5, 1, 2, 9]);
-    let kept = ArgReduce {
-        func: ArgFn::Max,
-        axis: 1,
-        keep_dims: true,
-        last: false,
-    };
+    let kept = ArgReduce { func: ArgFn::Max, axis: 1, keep_dims: true, last: false };
     assert_eq!(eval(kept, &[x]), i64s(&[2, 1], &[0, 1]));
-    assert_eq!(
-        eval_error(arg(ArgFn::Max, false), &[f32s(&[0, 2], &[])]),
-        "arg_reduce: axis 0 is empty"
-    );
+    assert_eq!(eval_error(arg(ArgFn::Max, false), &[f32s(&[0, 2], &[])]), "arg_reduce: axis 0 is empty");
     assert_eq!(eval(arg(ArgFn::Max, false), &[f32s(&[0, 0], &[])]), i64s(&[0], &[]));
 }
 
@@ -225,29 +146,16 @@ fn cumulate_runs_either_way_with_or_without_its_own_element() {
         (CumulateFn::Prod, true, true, [6, 3, 1]),
     ];
     for (func, exclusive, reverse, expected) in cases {
-        let op = Cumulate {
-            func,
-            axis: 0,
-            exclusive,
-            reverse,
-        };
+        let op = Cumulate { func, axis: 0, exclusive, reverse };
         assert_eq!(eval(op, std::slice::from_ref(&x)), i64s(&[3], &expected));
     }
 }
 
 #[test]
 fn cumulate_runs_along_its_axis() {
-    let op = |axis| Cumulate {
-        func: CumulateFn::Sum,
-        axis,
-        exclusive: false,
-        reverse: false,
-    };
+    let op = |axis| Cumulate { func: CumulateFn::Sum, axis, exclusive: false, reverse: false };
     let x = f32s(&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
-    assert_eq!(
-        eval(op(0), std::slice::from_ref(&x)),
-        f32s(&[2, 2], &[1.0, 2.0, 4.0, 6.0])
-    );
+    assert_eq!(eval(op(0), std::slice::from_ref(&x)), f32s(&[2, 2], &[1.0, 2.0, 4.0, 6.0]));
     assert_eq!(eval(op(1), &[x]), f32s(&[2, 2], &[1.0, 3.0, 3.0, 7.0]));
     assert_eq!(eval(op(0), &[f32s(&[2, 0], &[])]), f32s(&[2, 0], &[]));
 }
@@ -255,16 +163,8 @@ fn cumulate_runs_along_its_axis() {
 #[test]
 fn an_empty_tensor_with_huge_axes_costs_nothing() {
     let huge = f32s(&[0, 1 << 40, 1 << 40], &[]);
-    assert_eq!(
-        eval(reduce(ReduceFn::Sum, &[1, 2]), std::slice::from_ref(&huge)),
-        f32s(&[0], &[])
-    );
+    assert_eq!(eval(reduce(ReduceFn::Sum, &[1, 2]), std::slice::from_ref(&huge)), f32s(&[0], &[]));
     assert!(eval_error(reduce(ReduceFn::Sum, &[0]), std::slice::from_ref(&huge)).contains("more elements"));
-    let cumulate = Cumulate {
-        func: CumulateFn::Sum,
-        axis: 0,
-        exclusive: false,
-        reverse: false,
-    };
+    let cumulate = Cumulate { func: CumulateFn::Sum, axis: 0, exclusive: false, reverse: false };
     assert_eq!(eval(cumulate, std::slice::from_ref(&huge)), huge);
 }

@@ -22,14 +22,7 @@ impl Operation for ScatterElements {
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
         infer_shape("scatter_elements", self, inputs)?;
         let places = element_places("scatter_elements", self.axis, inputs[0].shape(), &inputs[1])?;
-        Ok(vec![scatter(
-            "scatter_elements",
-            self.func,
-            &inputs[0],
-            &inputs[2],
-            &places,
-            1,
-        )?])
+        Ok(vec![scatter("scatter_elements", self.func, &inputs[0], &inputs[2], &places, 1)?])
     }
 }
 
@@ -46,14 +39,7 @@ impl Operation for ScatterNd {
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
         infer_shape("scatter_nd", self, inputs)?;
         let places = slice_places("scatter_nd", 0, inputs[0].shape(), &inputs[1])?;
-        Ok(vec![scatter(
-            "scatter_nd",
-            self.func,
-            &inputs[0],
-            &inputs[2],
-            &places.starts,
-            places.run,
-        )?])
+        Ok(vec![scatter("scatter_nd", self.func, &inputs[0], &inputs[2], &places.starts, places.run)?])
     }
 }
 
@@ -70,23 +56,13 @@ fn check_updates(
         ScatterFn::Add | ScatterFn::Mul => !x.dtype.is_bool(),
     };
     if !has_meaning {
-        return Err(InferError::new(
-            op,
-            format!("'{}' has no meaning for {}", func.name(), x.dtype.name()),
-        ));
+        return Err(InferError::new(op, format!("'{}' has no meaning for {}", func.name(), x.dtype.name())));
     }
     let fits = updates.dims.len() == expected.len()
-        && updates
-            .dims
-            .iter()
-            .zip(expected)
-            .all(|(found, wanted)| same_dim(found, wanted).is_some());
+        && updates.dims.iter().zip(expected).all(|(found, wanted)| same_dim(found, wanted).is_some());
     if !fits {
         let (found, wanted) = (print_dims(&updates.dims), print_dims(expected));
-        return Err(InferError::new(
-            op,
-            format!("updates have shape {found} where {wanted} is expected"),
-        ));
+        return Err(InferError::new(op, format!("updates have shape {found} where {wanted} is expected")));
     }
     Ok(())
 }
@@ -111,22 +87,15 @@ fn scatter(
     }
     let elements = match (Elements::read(op, x)?, Elements::read(op, updates)?) {
         (Elements::Float(mut values), Elements::Float(updates)) => {
-            combine(&mut values, &updates, starts, run, |old, new| {
-                combine_float(func, old, new)
-            });
+            combine(&mut values, &updates, starts, run, |old, new| combine_float(func, old, new));
             Elements::Float(values)
         }
         (Elements::Int(mut values), Elements::Int(updates)) => {
-            combine(&mut values, &updates, starts, run, |old, new| {
-                combine_int(func, old, new)
-            });
+            combine(&mut values, &updates, starts, run, |old, new| combine_int(func, old, new));
             Elements::Int(values)
         }
         (Elements::Float(_), Elements::Int(_)) | (Elements::Int(_), Elements::Float(_)) => {
-            return Err(EvalError::DType {
-                op,
-                dtype: updates.dtype().name(),
-            });
+            return Err(EvalError::DType { op, dtype: updates.dtype().name() });
         }
     };
     elements.write(op, x.dtype(), x.shape())

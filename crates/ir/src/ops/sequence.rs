@@ -21,10 +21,7 @@ impl Operation for Recurrent {
             return Err(dtype_error(RECURRENT, dtype));
         }
         let [time, batch, width] = x.dims.as_slice() else {
-            return Err(InferError::new(
-                RECURRENT,
-                format!("x {x} found where [T,B,I] is expected"),
-            ));
+            return Err(InferError::new(RECURRENT, format!("x {x} found where [T,B,I] is expected")));
         };
         let (directions, hidden) = (Dim::from(self.directions()), Dim::from(self.hidden));
         let rows = &hidden * self.gates() as i64;
@@ -36,24 +33,13 @@ impl Operation for Recurrent {
             ("lengths", parts.lengths, DType::I32, vec![batch.clone()]),
             ("initial h", parts.initial_h, dtype, state.to_vec()),
             ("initial c", parts.initial_c, dtype, state.to_vec()),
-            (
-                "peepholes",
-                parts.peepholes,
-                dtype,
-                vec![directions.clone(), &hidden * 3],
-            ),
+            ("peepholes", parts.peepholes, dtype, vec![directions.clone(), &hidden * 3]),
         ];
         for (name, part, dtype, dims) in optional {
             part.map_or(Ok(()), |part| check_part(name, part, dtype, &dims))?;
         }
-        let y = Type {
-            dtype,
-            dims: vec![time.clone(), directions, batch.clone(), hidden],
-        };
-        let state = Type {
-            dtype,
-            dims: state.to_vec(),
-        };
+        let y = Type { dtype, dims: vec![time.clone(), directions, batch.clone(), hidden] };
+        let state = Type { dtype, dims: state.to_vec() };
         Ok(match self.func {
             RecurrentFn::Rnn | RecurrentFn::Gru => vec![y, state],
             RecurrentFn::Lstm => vec![y, state.clone(), state],
@@ -68,21 +54,14 @@ impl Operation for Recurrent {
         let width = parts.x.shape()[2];
         let lengths = row_lengths(parts.lengths, batch, time)?;
         let mut y = vec![0.0; count(&shapes[0].1)];
-        let (mut y_h, mut y_c) = (
-            read_state(parts.initial_h, &shapes[1].1),
-            read_state(parts.initial_c, &shapes[1].1),
-        );
+        let (mut y_h, mut y_c) = (read_state(parts.initial_h, &shapes[1].1), read_state(parts.initial_c, &shapes[1].1));
         for direction in 0..directions {
             let cell = Cell::new(self, &parts, direction);
             for (row, &length) in lengths.iter().enumerate() {
                 let state = (direction * batch + row) * hidden..(direction * batch + row + 1) * hidden;
                 let (h, c) = (&mut y_h[state.clone()], &mut y_c[state]);
                 for step in 0..length {
-                    let at = if self.is_reversed(direction) {
-                        length - 1 - step
-                    } else {
-                        step
-                    };
+                    let at = if self.is_reversed(direction) { length - 1 - step } else { step };
                     cell.step(&x[(at * batch + row) * width..][..width], h, c)?;
                     y[((at * directions + direction) * batch + row) * hidden..][..hidden].copy_from_slice(h);
                 }
@@ -99,11 +78,7 @@ impl Operation for Recurrent {
 
 impl Recurrent {
     fn directions(&self) -> usize {
-        if self.direction == Direction::Bidirectional {
-            2
-        } else {
-            1
-        }
+        if self.direction == Direction::Bidirectional { 2 } else { 1 }
     }
 
     fn is_reversed(&self, direction: usize) -> bool {
@@ -139,15 +114,8 @@ impl Recurrent {
             let reason = format!("{found:?} activations, alphas and betas found where {expected} each are expected");
             return Err(InferError::new(RECURRENT, reason));
         }
-        if let Some(func) = self
-            .activations
-            .iter()
-            .find(|func| unary_float(**func, 0.0, 0.0, 0.0).is_none())
-        {
-            return Err(InferError::new(
-                RECURRENT,
-                format!("{} is not a function of floats", func.name()),
-            ));
+        if let Some(func) = self.activations.iter().find(|func| unary_float(**func, 0.0, 0.0, 0.0).is_none()) {
+            return Err(InferError::new(RECURRENT, format!("{} is not a function of floats", func.name())));
         }
         if self.func != RecurrentFn::Lstm && (self.initial_c || self.peepholes) {
             return Err(InferError::new(RECURRENT, "only lstm has a cell state and peepholes"));
@@ -174,16 +142,7 @@ impl Recurrent {
         let mut optional = optional.iter().copied();
         let [bias, lengths, initial_h, initial_c, peepholes] =
             flags.map(|is_present| if is_present { optional.next() } else { None });
-        Ok(Parts {
-            x,
-            w,
-            r,
-            bias,
-            lengths,
-            initial_h,
-            initial_c,
-            peepholes,
-        })
+        Ok(Parts { x, w, r, bias, lengths, initial_h, initial_c, peepholes })
     }
 }
 
@@ -258,11 +217,7 @@ impl<'a> Cell<'a> {
             reset[unit] = self.activate(0, from_x[hidden + unit] + from_h[hidden + unit])?;
         }
         let candidate_from_h: Vec<f64> = if self.op.linear_before_reset {
-            from_h[2 * hidden..]
-                .iter()
-                .zip(&reset)
-                .map(|(linear, reset)| reset * linear)
-                .collect()
+            from_h[2 * hidden..].iter().zip(&reset).map(|(linear, reset)| reset * linear).collect()
         } else {
             let reset_h: Vec<f64> = h.iter().zip(&reset).map(|(state, reset)| reset * state).collect();
             affine(&self.r[2 * hidden * hidden..], &reset_h, &self.bias[5 * hidden..])
@@ -296,14 +251,7 @@ impl<'a> Cell<'a> {
     /// An activation of this direction on a clipped sum. ONNX clips the sums that enter gates, not the cell state.
     fn activate(&self, which: usize, sum: f64) -> Result<f64, EvalError> {
         let is_clipped = self.op.clip > 0.0;
-        self.apply(
-            which,
-            if is_clipped {
-                clamp_float(sum, -self.op.clip, self.op.clip)
-            } else {
-                sum
-            },
-        )
+        self.apply(which, if is_clipped { clamp_float(sum, -self.op.clip, self.op.clip) } else { sum })
     }
 
     fn apply(&self, which: usize, value: f64) -> Result<f64, EvalError> {
@@ -316,15 +264,8 @@ impl<'a> Cell<'a> {
 
 /// Rows times a vector, plus a bias; rows beyond the bias are not used.
 fn affine(rows: &[f64], vector: &[f64], bias: &[f64]) -> Vec<f64> {
-    let dot = |row: &[f64]| {
-        row.iter()
-            .zip(vector)
-            .map(|(weight, element)| weight * element)
-            .sum::<f64>()
-    };
-    (0..bias.len())
-        .map(|row| dot(&rows[row * vector.len()..][..vector.len()]) + bias[row])
-        .collect()
+    let dot = |row: &[f64]| row.iter().zip(vector).map(|(weight, element)| weight * element).sum::<f64>();
+    (0..bias.len()).map(|row| dot(&rows[row * vector.len()..][..vector.len()]) + bias[row]).collect()
 }
 
 fn read_state(part: Option<&Tensor>, shape: &[usize]) -> Vec<f64> {
@@ -345,10 +286,7 @@ fn row_lengths(part: Option<&Tensor>, batch: usize, time: usize) -> Result<Vec<u
 }
 
 fn check_part(name: &str, part: &Type, dtype: DType, dims: &[Dim]) -> Result<(), InferError> {
-    let expected = Type {
-        dtype,
-        dims: dims.to_vec(),
-    };
+    let expected = Type { dtype, dims: dims.to_vec() };
     if part.dtype != dtype {
         check_same_dtype(RECURRENT, part, &expected)?;
     }
@@ -356,10 +294,7 @@ fn check_part(name: &str, part: &Type, dtype: DType, dims: &[Dim]) -> Result<(),
     if fits {
         Ok(())
     } else {
-        Err(InferError::new(
-            RECURRENT,
-            format!("{name} is {part} where {expected} is expected"),
-        ))
+        Err(InferError::new(RECURRENT, format!("{name} is {part} where {expected} is expected")))
     }
 }
 

@@ -4,12 +4,10 @@ use crate::eval::tests::{check_node, node_error};
 fn recurrent(func: &str, direction: &str, activation: &str, count: usize, flags: &str) -> String {
     let list = |item: &str| format!("[{}]", vec![item; count].join(", "));
     let given = |flag: &str| flags.split(' ').any(|given| given == flag);
-    let inputs: Vec<String> = (0..3 + ["bias", "lengths", "h", "c", "peepholes"]
-        .iter()
-        .filter(|flag| given(flag))
-        .count())
-        .map(|input| format!("%{input}"))
-        .collect();
+    let inputs: Vec<String> =
+        (0..3 + ["bias", "lengths", "h", "c", "peepholes"].iter().filter(|flag| given(flag)).count())
+            .map(|input| format!("%{input}"))
+            .collect();
     format!(
         "recurrent.{func}({}) {{direction={direction}, hidden=1, activations={}, alphas={}, betas={}, clip={}, \
          input_forget={}, linear_before_reset={}, bias={}, lengths={}, initial_h={}, initial_c={}, peepholes={}}}",
@@ -42,12 +40,7 @@ fn an_rnn_carries_its_state_forwards_and_backwards() {
         &["f32[3,1,1,1] [2.75, 3.5, 3.0]", "f32[1,1,1] [2.75]"],
     );
     check_node(
-        &[
-            "f32[3,1,1] [1, 2, 3]",
-            "f32[2,1,1] [1, 1]",
-            "f32[2,1,1] [0.5, 0.5]",
-            "f32[2,2] [0, 1, 0, 0]",
-        ],
+        &["f32[3,1,1] [1, 2, 3]", "f32[2,1,1] [1, 1]", "f32[2,1,1] [0.5, 0.5]", "f32[2,2] [0, 1, 0, 0]"],
         &recurrent("rnn", "bidirectional", "relu", 2, "bias"),
         &["f32[3,2,1,1] [2.0, 2.75, 4.0, 3.5, 6.0, 3.0]", "f32[2,1,1] [6.0, 2.75]"],
     );
@@ -55,12 +48,7 @@ fn an_rnn_carries_its_state_forwards_and_backwards() {
 
 #[test]
 fn every_row_ends_at_its_own_length() {
-    let inputs = [
-        "f32[3,2,1] [1, 1, 2, 2, 3, 3]",
-        "f32[1,1,1] [1]",
-        "f32[1,1,1] [1]",
-        "i32[2] [2, 3]",
-    ];
+    let inputs = ["f32[3,2,1] [1, 1, 2, 2, 3, 3]", "f32[1,1,1] [1]", "f32[1,1,1] [1]", "i32[2] [2, 3]"];
     check_node(
         &inputs,
         &recurrent("rnn", "forward", "relu", 1, "lengths"),
@@ -105,19 +93,9 @@ fn a_gru_resets_before_or_after_its_product() {
 /// With identity for every activation: i = 0.5, o = 2, f = 3, candidate 4, c = 10 beforehand.
 #[test]
 fn an_lstm_couples_clips_and_peeps() {
-    let inputs = [
-        "f32[1,1,1] [1]",
-        "f32[1,4,1] [0.5, 2, 3, 4]",
-        "f32[1,4,1] [0, 0, 0, 0]",
-        "f32[1,1,1] [10]",
-    ];
-    let outputs = |h: &str, c: &str| {
-        [
-            format!("f32[1,1,1,1] [{h}]"),
-            format!("f32[1,1,1] [{h}]"),
-            format!("f32[1,1,1] [{c}]"),
-        ]
-    };
+    let inputs = ["f32[1,1,1] [1]", "f32[1,4,1] [0.5, 2, 3, 4]", "f32[1,4,1] [0, 0, 0, 0]", "f32[1,1,1] [10]"];
+    let outputs =
+        |h: &str, c: &str| [format!("f32[1,1,1,1] [{h}]"), format!("f32[1,1,1] [{h}]"), format!("f32[1,1,1] [{c}]")];
     let check = |inputs: &[&str], flags: &str, h: &str, c: &str| {
         let expected = outputs(h, c);
         let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
@@ -151,14 +129,8 @@ fn inputs_and_attributes_must_fit() {
     let refusal = |inputs: &[&str], node: &str| node_error(inputs, node, &["f32[1,1,1,1]", "f32[1,1,1]"]);
     let (x, w) = ("f32[1,1,1] [1]", "f32[1,1,1] [1]");
     let cases = [
-        (
-            refusal(&[x, w, w], &recurrent("rnn", "forward", "relu", 2, "")),
-            "where 1 each are expected",
-        ),
-        (
-            refusal(&[x, w, w], &recurrent("rnn", "forward", "not", 1, "")),
-            "not is not a function of floats",
-        ),
+        (refusal(&[x, w, w], &recurrent("rnn", "forward", "relu", 2, "")), "where 1 each are expected"),
+        (refusal(&[x, w, w], &recurrent("rnn", "forward", "not", 1, "")), "not is not a function of floats"),
         (
             refusal(&[x, w, w, w], &recurrent("rnn", "forward", "relu", 1, "c")),
             "only lstm has a cell state and peepholes",
@@ -168,10 +140,7 @@ fn inputs_and_attributes_must_fit() {
             "w is f32[1,1,1] where f32[1,3,1] is expected",
         ),
         (
-            refusal(
-                &[x, w, w],
-                &recurrent("rnn", "forward", "relu", 1, "").replace("bias=false", "bias=true"),
-            ),
+            refusal(&[x, w, w], &recurrent("rnn", "forward", "relu", 1, "").replace("bias=false", "bias=true")),
             "3 inputs given where 4 are expected",
         ),
     ];

@@ -13,9 +13,7 @@ pub fn count(shape: &[usize]) -> usize {
     if shape.contains(&0) {
         return 0;
     }
-    shape
-        .iter()
-        .fold(1, |product: usize, &extent| product.saturating_mul(extent))
+    shape.iter().fold(1, |product: usize, &extent| product.saturating_mul(extent))
 }
 
 /// Row-major strides, in elements.
@@ -32,15 +30,7 @@ pub fn strides(shape: &[usize]) -> Vec<usize> {
 pub fn broadcast_strides(shape: &[usize], output: &[usize]) -> Vec<usize> {
     let added = output.len() - shape.len();
     let own = strides(shape);
-    (0..output.len())
-        .map(|axis| {
-            if axis < added || shape[axis - added] == 1 {
-                0
-            } else {
-                own[axis - added]
-            }
-        })
-        .collect()
+    (0..output.len()).map(|axis| if axis < added || shape[axis - added] == 1 { 0 } else { own[axis - added] }).collect()
 }
 
 /// Offset of an index under strides.
@@ -94,11 +84,7 @@ pub struct AxisSplit {
 
 /// Splits a shape at an axis.
 pub fn split_at_axis(shape: &[usize], axis: usize) -> AxisSplit {
-    AxisSplit {
-        outer: count(&shape[..axis]),
-        extent: shape[axis],
-        inner: count(&shape[axis + 1..]),
-    }
+    AxisSplit { outer: count(&shape[..axis]), extent: shape[axis], inner: count(&shape[axis + 1..]) }
 }
 
 /// Dims that all of `inputs` broadcast to. Two unequal symbols are taken to be equal and the first is kept: the rule
@@ -107,14 +93,7 @@ pub fn broadcast_dims(op: &'static str, inputs: &[&[Dim]]) -> Result<Vec<Dim>, I
     let mut joined: Vec<Dim> = Vec::new();
     for dims in inputs {
         joined = join_dims(&joined, dims).ok_or_else(|| {
-            InferError::new(
-                op,
-                format!(
-                    "shapes {} and {} do not broadcast",
-                    print_dims(&joined),
-                    print_dims(dims)
-                ),
-            )
+            InferError::new(op, format!("shapes {} and {} do not broadcast", print_dims(&joined), print_dims(dims)))
         })?;
     }
     Ok(joined)
@@ -170,10 +149,7 @@ pub fn broadcast_shapes(op: &'static str, inputs: &[&[usize]]) -> Result<Vec<usi
 
 /// The number that a dim is bound to.
 pub fn number(op: &'static str, dim: &Dim) -> Result<i64, EvalError> {
-    dim.as_const().ok_or_else(|| EvalError::Unbound {
-        op,
-        dim: dim.to_string(),
-    })
+    dim.as_const().ok_or_else(|| EvalError::Unbound { op, dim: dim.to_string() })
 }
 
 /// The size that a dim is bound to: a number that is not negative.
@@ -199,10 +175,7 @@ pub fn infer_shapes(
     operation: &impl crate::op::Operation,
     inputs: &[Tensor],
 ) -> Result<Vec<(DType, Vec<usize>)>, EvalError> {
-    let types: Vec<Type> = inputs
-        .iter()
-        .map(|input| Type::new(input.dtype(), input.shape().iter().copied()))
-        .collect();
+    let types: Vec<Type> = inputs.iter().map(|input| Type::new(input.dtype(), input.shape().iter().copied())).collect();
     let outputs = operation.infer(&types.iter().collect::<Vec<_>>())?;
     outputs
         .iter()
@@ -218,10 +191,7 @@ pub fn infer_shapes(
 pub fn check_count(op: &'static str, shape: &[usize]) -> Result<usize, EvalError> {
     let elements = count(shape);
     if elements > isize::MAX as usize / size_of::<i128>() {
-        return Err(EvalError::value(
-            op,
-            format!("shape {shape:?} has more elements than memory can hold"),
-        ));
+        return Err(EvalError::value(op, format!("shape {shape:?} has more elements than memory can hold")));
     }
     Ok(elements)
 }
@@ -242,15 +212,8 @@ pub fn check_arity<T>(op: &'static str, inputs: &[T], allowed: RangeInclusive<us
         return Ok(());
     }
     let (least, most) = (allowed.start(), allowed.end());
-    let expected = if least == most {
-        least.to_string()
-    } else {
-        format!("{least} to {most}")
-    };
-    Err(InferError::new(
-        op,
-        format!("{} inputs given where {expected} are expected", inputs.len()),
-    ))
+    let expected = if least == most { least.to_string() } else { format!("{least} to {most}") };
+    Err(InferError::new(op, format!("{} inputs given where {expected} are expected", inputs.len())))
 }
 
 /// Checks that an axis lies within a rank.
@@ -258,10 +221,7 @@ pub fn check_axis(op: &'static str, axis: usize, rank: usize) -> Result<(), Infe
     if axis < rank {
         return Ok(());
     }
-    Err(InferError::new(
-        op,
-        format!("axis {axis} is out of range for rank {rank}"),
-    ))
+    Err(InferError::new(op, format!("axis {axis} is out of range for rank {rank}")))
 }
 
 /// Checks that an attribute with one entry an axis has as many entries as the rank.
@@ -269,10 +229,7 @@ pub fn check_length(op: &'static str, name: &str, length: usize, rank: usize) ->
     if length == rank {
         return Ok(());
     }
-    Err(InferError::new(
-        op,
-        format!("attribute '{name}' has {length} entries where {rank} are expected"),
-    ))
+    Err(InferError::new(op, format!("attribute '{name}' has {length} entries where {rank} are expected")))
 }
 
 /// Checks that two inputs have one element type.
@@ -280,10 +237,7 @@ pub fn check_same_dtype(op: &'static str, a: &Type, b: &Type) -> Result<(), Infe
     if a.dtype == b.dtype {
         return Ok(());
     }
-    Err(InferError::new(
-        op,
-        format!("element types {} and {} differ", a.dtype.name(), b.dtype.name()),
-    ))
+    Err(InferError::new(op, format!("element types {} and {} differ", a.dtype.name(), b.dtype.name())))
 }
 
 /// The error for an element type that an op has no meaning for.
@@ -298,10 +252,7 @@ pub fn axis_index(op: &'static str, index: i128, extent: usize) -> Result<usize,
     if (0..size).contains(&at) {
         return Ok(at as usize);
     }
-    Err(EvalError::value(
-        op,
-        format!("index {index} is out of range for extent {extent}"),
-    ))
+    Err(EvalError::value(op, format!("index {index} is out of range for extent {extent}")))
 }
 
 /// Elements as numbers wide enough to compute with: floats as f64, integers and bools (0 or 1) as i128.
@@ -357,29 +308,19 @@ pub fn write_floats_by(
     saturate: bool,
 ) -> Result<Tensor, EvalError> {
     if !dtype.is_float() {
-        return Err(EvalError::DType {
-            op,
-            dtype: dtype.name(),
-        });
+        return Err(EvalError::DType { op, dtype: dtype.name() });
     }
     // Sign and payload of a computed NaN depend on the processor and on the order of operands: one NaN stands for all.
     let has_nan = values.iter().any(|value| value.is_nan());
     let canonical = |value: &f64| if value.is_nan() { f64::NAN } else { *value };
-    let values: Cow<'_, [f64]> = if has_nan {
-        values.iter().map(canonical).collect()
-    } else {
-        values.into()
-    };
+    let values: Cow<'_, [f64]> = if has_nan { values.iter().map(canonical).collect() } else { values.into() };
     Tensor::from_f64(dtype, shape, &values, saturate).map_err(|error| tensor_error(op, &error))
 }
 
 /// A tensor of an integer type from i128, each element wrapped; of bool, whether it is not 0.
 pub fn write_ints(op: &'static str, dtype: DType, shape: &[usize], values: &[i128]) -> Result<Tensor, EvalError> {
     if dtype.is_float() {
-        return Err(EvalError::DType {
-            op,
-            dtype: dtype.name(),
-        });
+        return Err(EvalError::DType { op, dtype: dtype.name() });
     }
     Tensor::from_i128(dtype, shape, values).map_err(|error| tensor_error(op, &error))
 }
@@ -407,21 +348,13 @@ impl CompensatedSum {
     pub fn add(&mut self, term: f64) {
         let sum = self.sum + term;
         let larger_first = self.sum.abs() >= term.abs();
-        self.error += if larger_first {
-            (self.sum - sum) + term
-        } else {
-            (term - sum) + self.sum
-        };
+        self.error += if larger_first { (self.sum - sum) + term } else { (term - sum) + self.sum };
         self.sum = sum;
     }
 
     /// The sum; an infinite or NaN one is as plain addition gives it.
     pub fn value(self) -> f64 {
-        if self.sum.is_finite() {
-            self.sum + self.error
-        } else {
-            self.sum
-        }
+        if self.sum.is_finite() { self.sum + self.error } else { self.sum }
     }
 }
 

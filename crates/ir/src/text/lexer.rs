@@ -12,10 +12,7 @@ pub struct Failure {
 impl Failure {
     /// A problem at an offset.
     pub fn at(offset: usize, message: impl Into<String>) -> Failure {
-        Failure {
-            offset,
-            message: message.into(),
-        }
+        Failure { offset, message: message.into() }
     }
 }
 
@@ -71,36 +68,20 @@ impl<'a> Lexer<'a> {
 
     /// Reads `token`, which must come next.
     pub fn expect(&mut self, token: &str) -> Result<(), Failure> {
-        if self.take(token) {
-            Ok(())
-        } else {
-            Err(self.failure(&format!("'{token}'")))
-        }
+        if self.take(token) { Ok(()) } else { Err(self.failure(&format!("'{token}'"))) }
     }
 
     /// The problem that something else comes next.
     pub fn failure(&mut self, expected: &str) -> Failure {
-        let found: String = self
-            .rest()
-            .chars()
-            .take_while(|character| !character.is_whitespace())
-            .take(20)
-            .collect();
-        let found = if found.is_empty() {
-            "the end".to_string()
-        } else {
-            format!("'{found}'")
-        };
+        let found: String = self.rest().chars().take_while(|character| !character.is_whitespace()).take(20).collect();
+        let found = if found.is_empty() { "the end".to_string() } else { format!("'{found}'") };
         Failure::at(self.offset, format!("{found} found where {expected} is expected"))
     }
 
     /// A word of letters, digits and underscores.
     pub fn word(&mut self) -> Result<&'a str, Failure> {
         let rest = self.rest();
-        let length = rest
-            .bytes()
-            .take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
-            .count();
+        let length = rest.bytes().take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_').count();
         if length == 0 {
             return Err(self.failure("a word"));
         }
@@ -118,10 +99,7 @@ impl<'a> Lexer<'a> {
             self.offset += 1;
             name.push('.');
             let rest = &self.text[self.offset..];
-            let length = rest
-                .bytes()
-                .take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
-                .count();
+            let length = rest.bytes().take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_').count();
             name.push_str(&rest[..length]);
             self.offset += length;
         }

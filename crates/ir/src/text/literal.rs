@@ -24,12 +24,7 @@ pub fn print_elements(tensor: &Tensor) -> String {
         Ok(elements) => elements.iter().map(i128::to_string).collect(),
         Err(_) => {
             let codes = tensor.as_bytes().chunks_exact(dtype.size_bytes());
-            tensor
-                .to_f64_vec()
-                .iter()
-                .zip(codes)
-                .map(|(&element, code)| print_float(dtype, element, code))
-                .collect()
+            tensor.to_f64_vec().iter().zip(codes).map(|(&element, code)| print_float(dtype, element, code)).collect()
         }
     };
     format!("[{}]", items.join(", "))
@@ -49,14 +44,9 @@ fn print_float(dtype: DType, element: f64, code: &[u8]) -> String {
 
 /// A tensor of a shape from its elements' texts; the message says which text does not fit.
 pub fn read_elements(dtype: DType, shape: &[usize], items: &[&str]) -> Result<Tensor, String> {
-    let count = shape
-        .iter()
-        .try_fold(1usize, |count, &extent| count.checked_mul(extent));
+    let count = shape.iter().try_fold(1usize, |count, &extent| count.checked_mul(extent));
     if count != Some(items.len()) {
-        return Err(format!(
-            "{} elements found, which is not what the shape has",
-            items.len()
-        ));
+        return Err(format!("{} elements found, which is not what the shape has", items.len()));
     }
     let mut bytes = Vec::with_capacity(items.len() * dtype.size_bytes());
     for item in items {
@@ -75,9 +65,7 @@ fn read_element(dtype: DType, item: &str) -> Option<Vec<u8>> {
     }
     if let Some((least, most)) = dtype.int_range() {
         let value: i128 = item.parse().ok()?;
-        let tensor = (least..=most)
-            .contains(&value)
-            .then(|| Tensor::from_i128(dtype, [], &[value]).ok())??;
+        let tensor = (least..=most).contains(&value).then(|| Tensor::from_i128(dtype, [], &[value]).ok())??;
         return Some(tensor.as_bytes().to_vec());
     }
     let value = match dtype {
@@ -92,9 +80,7 @@ fn read_element(dtype: DType, item: &str) -> Option<Vec<u8>> {
 }
 
 fn read_nan(dtype: DType, digits: &str) -> Option<Vec<u8>> {
-    let is_hex = digits
-        .bytes()
-        .all(|digit| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit));
+    let is_hex = digits.bytes().all(|digit| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit));
     if !is_hex || digits.len() != 2 * dtype.size_bytes() {
         return None;
     }

@@ -52,22 +52,12 @@ struct Parser<'a> {
 impl<'a> Parser<'a> {
     fn new(text: &'a str, constants: &'a dyn ConstantSource, locates_in_bodies: bool) -> Parser<'a> {
         let inputs = VecDeque::new();
-        Parser {
-            text,
-            lexer: Lexer::new(text),
-            constants,
-            locates_in_bodies,
-            graph: Graph::default(),
-            inputs,
-        }
+        Parser { text, lexer: Lexer::new(text), constants, locates_in_bodies, graph: Graph::default(), inputs }
     }
 
     fn whole(mut self) -> Result<Graph, Failure> {
         if let Some(offset) = too_deep(self.text, BRACES_MAX) {
-            return Err(Failure::at(
-                offset,
-                format!("graphs are nested deeper than {DEPTH_MAX}"),
-            ));
+            return Err(Failure::at(offset, format!("graphs are nested deeper than {DEPTH_MAX}")));
         }
         let ids = self.header()?;
         loop {
@@ -135,11 +125,7 @@ impl<'a> Parser<'a> {
         let lo = self.lexer.number()?;
         self.lexer.expect("..=")?;
         let hi = self.lexer.number()?;
-        let multiple = if self.lexer.take("multiple") {
-            self.lexer.number()?
-        } else {
-            1
-        };
+        let multiple = if self.lexer.take("multiple") { self.lexer.number()? } else { 1 };
         match self.graph.ranges.insert(symbol, SymbolRange { lo, hi, multiple }) {
             None => Ok(()),
             Some(_) => Err(Failure::at(start, "a symbol has one range")),
@@ -148,11 +134,7 @@ impl<'a> Parser<'a> {
 
     /// Numbers the inputs that come next.
     fn add_inputs(&mut self) -> Result<(), Failure> {
-        while self
-            .inputs
-            .front()
-            .is_some_and(|(_, value, ..)| *value == self.next_id())
-        {
+        while self.inputs.front().is_some_and(|(_, value, ..)| *value == self.next_id()) {
             if let Some((_, _, name, ty)) = self.inputs.pop_front() {
                 self.graph.add_input(name, ty);
             }
@@ -170,10 +152,7 @@ impl<'a> Parser<'a> {
         }
         for (&output, expected) in outputs.iter().zip(self.graph.values().len()..) {
             if output.0 as usize != expected {
-                return Err(Failure::at(
-                    start,
-                    format!("{output} found where %{expected} is the next value"),
-                ));
+                return Err(Failure::at(start, format!("{output} found where %{expected} is the next value")));
             }
         }
         let op_offset = self.lexer.offset();
@@ -193,27 +172,16 @@ impl<'a> Parser<'a> {
         let ty = self.ty()?;
         let offset = self.lexer.offset();
         let Some(shape) = ty.shape() else {
-            return Err(Failure::at(
-                offset,
-                format!("{ty} is not the Type of a constant: its dims are no sizes"),
-            ));
+            return Err(Failure::at(offset, format!("{ty} is not the Type of a constant: its dims are no sizes")));
         };
         if self.lexer.take("@blake3:") {
             let found = self.lexer.word()?;
-            let digest: Digest = found
-                .parse()
-                .map_err(|_| Failure::at(offset, "a digest has 64 hex digits"))?;
+            let digest: Digest = found.parse().map_err(|_| Failure::at(offset, "a digest has 64 hex digits"))?;
             let Some(tensor) = self.constants.constant(&digest) else {
-                return Err(Failure::at(
-                    offset,
-                    format!("there is no constant with digest {digest}"),
-                ));
+                return Err(Failure::at(offset, format!("there is no constant with digest {digest}")));
             };
             if tensor.dtype() != ty.dtype || tensor.shape() != shape {
-                return Err(Failure::at(
-                    offset,
-                    format!("the constant with this digest is {}", tensor.type_()),
-                ));
+                return Err(Failure::at(offset, format!("the constant with this digest is {}", tensor.type_())));
             }
             return Ok(tensor);
         }
@@ -248,8 +216,7 @@ impl<'a> Parser<'a> {
         let mut reader = AttrReader::new(name, &pairs, self.constants);
         let op = Op::parse(name, &mut reader).and_then(|op| reader.finish().map(|()| op));
         let op = op.map_err(|error| {
-            self.failure_in(&bodies)
-                .unwrap_or_else(|| Failure::at(op_offset, shorten(&error.to_string())))
+            self.failure_in(&bodies).unwrap_or_else(|| Failure::at(op_offset, shorten(&error.to_string())))
         })?;
         let types = self.types(outputs.len())?;
         let provenance = self.provenance()?;
@@ -350,11 +317,7 @@ impl<'a> Parser<'a> {
     }
 
     fn known(&self, offset: usize, value: ValueId) -> Result<(), Failure> {
-        if value < self.next_id() {
-            Ok(())
-        } else {
-            Err(Failure::at(offset, format!("{value} is not defined here")))
-        }
+        if value < self.next_id() { Ok(()) } else { Err(Failure::at(offset, format!("{value} is not defined here"))) }
     }
 
     fn next_id(&self) -> ValueId {
@@ -363,17 +326,12 @@ impl<'a> Parser<'a> {
 
     fn ty(&mut self) -> Result<Type, Failure> {
         let (offset, text) = self.lexer.stretch(b", #\n");
-        text.parse()
-            .map_err(|error: precast_tensor::ParseTypeError| Failure::at(offset, shorten(&error.to_string())))
+        text.parse().map_err(|error: precast_tensor::ParseTypeError| Failure::at(offset, shorten(&error.to_string())))
     }
 
     /// A comma, unless `end` comes next.
     fn separator(&mut self, end: &str) -> Result<(), Failure> {
-        if self.lexer.starts_with(end) {
-            Ok(())
-        } else {
-            self.lexer.expect(",")
-        }
+        if self.lexer.starts_with(end) { Ok(()) } else { self.lexer.expect(",") }
     }
 }
 

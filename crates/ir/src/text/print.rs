@@ -22,22 +22,14 @@ pub fn print_body(graph: &Graph) -> String {
         .iter()
         .map(|&input| format!("{input} {}: {}", quote(graph.input_name(input)), graph.ty(input)))
         .collect();
-    let mut text = format!(
-        "graph {}({}){} {{\n",
-        quote(&graph.name),
-        inputs.join(", "),
-        print_where(graph)
-    );
+    let mut text = format!("graph {}({}){} {{\n", quote(&graph.name), inputs.join(", "), print_where(graph));
     let mut nodes = graph.nodes().iter().enumerate().peekable();
     for (at, value) in graph.values().iter().enumerate() {
         match &value.definition {
             Definition::Input(_) => {}
             Definition::Constant(tensor) => {
-                let elements = if is_inline(tensor) {
-                    print_elements(tensor)
-                } else {
-                    format!("@blake3:{}", tensor.digest())
-                };
+                let elements =
+                    if is_inline(tensor) { print_elements(tensor) } else { format!("@blake3:{}", tensor.digest()) };
                 push_line(&mut text, &format!("%{at} = constant {} {elements}", value.ty));
             }
             // A node prints where its first output is defined; those without outputs before it print first.
@@ -52,11 +44,8 @@ pub fn print_body(graph: &Graph) -> String {
     for (_, node) in nodes {
         push_line(&mut text, &print_node(graph, node));
     }
-    let outputs: Vec<String> = graph
-        .outputs()
-        .iter()
-        .map(|output| format!("{} {}", quote(&output.name), output.value))
-        .collect();
+    let outputs: Vec<String> =
+        graph.outputs().iter().map(|output| format!("{} {}", quote(&output.name), output.value)).collect();
     push_line(&mut text, format!("return {}", outputs.join(", ")).trim_end());
     text.push('}');
     text
@@ -65,20 +54,12 @@ pub fn print_body(graph: &Graph) -> String {
 fn print_where(graph: &Graph) -> String {
     let Graph { ranges, sizes, .. } = graph;
     let clauses: Vec<String> = print_ranges(ranges).chain(sizes.iter().map(print_size)).collect();
-    if clauses.is_empty() {
-        String::new()
-    } else {
-        format!(" where {}", clauses.join(", "))
-    }
+    if clauses.is_empty() { String::new() } else { format!(" where {}", clauses.join(", ")) }
 }
 
 fn print_ranges(ranges: &Ranges) -> impl Iterator<Item = String> + '_ {
     ranges.iter().map(|(symbol, range): (&Symbol, SymbolRange)| {
-        let multiple = if range.multiple == 1 {
-            String::new()
-        } else {
-            format!(" multiple {}", range.multiple)
-        };
+        let multiple = if range.multiple == 1 { String::new() } else { format!(" multiple {}", range.multiple) };
         format!("{symbol} in {}..={}{multiple}", range.lo, range.hi)
     })
 }
@@ -99,18 +80,11 @@ fn print_node(graph: &Graph, node: &Node) -> String {
     }
     text += &format!("{}{func}({})", node.op.name(), join(&node.inputs));
     if !attributes.is_empty() {
-        let pairs: Vec<String> = attributes
-            .iter()
-            .map(|(name, value)| format!("{name}={value}"))
-            .collect();
+        let pairs: Vec<String> = attributes.iter().map(|(name, value)| format!("{name}={value}")).collect();
         text += &format!(" {{{}}}", pairs.join(", "));
     }
     if !node.outputs.is_empty() {
-        let types: Vec<String> = node
-            .outputs
-            .iter()
-            .map(|&output| graph.ty(output).to_string())
-            .collect();
+        let types: Vec<String> = node.outputs.iter().map(|&output| graph.ty(output).to_string()).collect();
         text += &format!(" : {}", types.join(", "));
     }
     if !node.provenance.names().is_empty() {

@@ -31,14 +31,7 @@ fn the_canonical_form_parses_and_prints_back() {
     let graph = parse(EXAMPLE, &NoConstants).unwrap();
     assert_eq!(graph.name, "a \"stem\"\n");
     assert_eq!(graph.nodes()[0].provenance.names()[1].as_ref(), "a \\ b");
-    assert_eq!(
-        graph.sizes,
-        [SizeRead {
-            symbol: "s".into(),
-            value: ValueId(3),
-            element: 1
-        }]
-    );
+    assert_eq!(graph.sizes, [SizeRead { symbol: "s".into(), value: ValueId(3), element: 1 }]);
     assert_eq!(print(&graph), EXAMPLE);
     assert_eq!(graph.to_string(), EXAMPLE);
 }
@@ -80,13 +73,7 @@ fn decimals_round_to_their_type_but_not_beyond_its_range() {
         parse(&text, &NoConstants).map(|graph| print_tensor(graph.constant(ValueId(0)).unwrap()))
     };
     assert_eq!(constant("f16[1] [0.1]").unwrap(), "f16[1] [0.099975586]");
-    for text in [
-        "f16[1] [70000]",
-        "f8e4m3fn[1] [1e9]",
-        "f32[1] [1e40]",
-        "f32[1] [nan]",
-        "f32[1] [nan:00000000]",
-    ] {
+    for text in ["f16[1] [70000]", "f8e4m3fn[1] [1e9]", "f32[1] [1e40]", "f32[1] [nan]", "f32[1] [nan:00000000]"] {
         assert!(constant(text).is_err(), "{text}");
     }
 }
@@ -108,40 +95,17 @@ fn large_constants_are_named_by_digest_and_come_from_the_source() {
 fn spaces_and_short_lists_of_many_elements_are_read_too() {
     let items = (0..20).map(|item| item.to_string()).collect::<Vec<_>>().join(",");
     let text = format!("graph \"g\" ( ) {{ %0=constant i8[20] [{items}] return \"y\" %0 }}");
-    assert_eq!(
-        parse(&text, &NoConstants).unwrap().constant(ValueId(0)).unwrap().len(),
-        20
-    );
+    assert_eq!(parse(&text, &NoConstants).unwrap().constant(ValueId(0)).unwrap().len(), 20);
 }
 
 #[test]
 fn errors_give_line_column_and_reason() {
     let cases = [
         ("graph", 1, 6, "the end found where a quoted name is expected"),
-        (
-            "graph \"g\"(%0 \"x\": f32[2) {",
-            1,
-            19,
-            "type `f32[2)`: expected `,` or `]` at byte 5",
-        ),
-        (
-            "graph \"g\"() {\n  %1 = constant i8[] [1]\n",
-            2,
-            3,
-            "%1 found where %0 is the next value",
-        ),
-        (
-            "graph \"g\"() {\n  %0 = constant i8[2] [1]\n",
-            2,
-            23,
-            "1 elements found, which is not what the shape has",
-        ),
-        (
-            "graph \"g\"() {\n  %0 = constant i8[] [300]\n",
-            2,
-            22,
-            "'300' is not an element of type i8",
-        ),
+        ("graph \"g\"(%0 \"x\": f32[2) {", 1, 19, "type `f32[2)`: expected `,` or `]` at byte 5"),
+        ("graph \"g\"() {\n  %1 = constant i8[] [1]\n", 2, 3, "%1 found where %0 is the next value"),
+        ("graph \"g\"() {\n  %0 = constant i8[2] [1]\n", 2, 23, "1 elements found, which is not what the shape has"),
+        ("graph \"g\"() {\n  %0 = constant i8[] [300]\n", 2, 22, "'300' is not an element of type i8"),
         (
             "graph \"g\"() {\n  %0 = constant i8[n] []\n",
             2,
@@ -150,33 +114,14 @@ fn errors_give_line_column_and_reason() {
         ),
         ("graph \"g\"() {\n  %0 = magic()\n", 2, 8, "there is no op 'magic'"),
         ("graph \"g\"() {\n  %0 = select(%7)\n", 2, 15, "%7 is not defined here"),
-        (
-            "graph \"g\"(%1 \"x\": f32[]) {\n  return\n}",
-            1,
-            11,
-            "input %1 is not numbered in order",
-        ),
-        (
-            "graph \"g\"() where n = %3[0] {\n  return\n}",
-            1,
-            23,
-            "%3 is not defined here",
-        ),
+        ("graph \"g\"(%1 \"x\": f32[]) {\n  return\n}", 1, 11, "input %1 is not numbered in order"),
+        ("graph \"g\"() where n = %3[0] {\n  return\n}", 1, 23, "%3 is not defined here"),
         ("graph \"g\"() {\n  return \"y\" %0\n}", 2, 14, "%0 is not defined here"),
-        (
-            "graph \"g\"() {\n  return\n} x",
-            3,
-            3,
-            "'x' found where the end is expected",
-        ),
+        ("graph \"g\"() {\n  return\n} x", 3, 3, "'x' found where the end is expected"),
         ("graph \"g", 1, 7, "a name without its closing quote"),
     ];
     for (text, line, column, message) in cases {
-        let error = TextError {
-            line,
-            column,
-            message: message.to_string(),
-        };
+        let error = TextError { line, column, message: message.to_string() };
         assert_eq!(parse(text, &NoConstants), Err(error), "{text}");
     }
 }
@@ -187,22 +132,13 @@ fn attributes_and_types_that_do_not_fit_are_refused() {
         let text = format!("graph \"g\"(%0 \"x\": f32[2]) {{\n  %1 = {node}\n  return\n}}\n");
         parse(&text, &NoConstants).unwrap_err().to_string()
     };
-    assert_eq!(
-        node("unary.abs(%0) {alpha=0.0, beta=0.0} : f32[3]"),
-        "line 2, column 46: %1 is f32[2], not f32[3]"
-    );
-    assert_eq!(
-        node("unary.abs(%0) {alpha=0.0} : f32[2]"),
-        "line 2, column 8: unary: attribute 'beta' is missing"
-    );
+    assert_eq!(node("unary.abs(%0) {alpha=0.0, beta=0.0} : f32[3]"), "line 2, column 46: %1 is f32[2], not f32[3]");
+    assert_eq!(node("unary.abs(%0) {alpha=0.0} : f32[2]"), "line 2, column 8: unary: attribute 'beta' is missing");
     assert_eq!(
         node("unary.abs(%0) {alpha=0.0, beta=x} : f32[2]"),
         "line 2, column 8: unary: attribute 'beta' cannot be 'x'"
     );
-    assert_eq!(
-        node("select(%0) {axis=0} : f32[2]"),
-        "line 2, column 8: select: there is no attribute 'axis'"
-    );
+    assert_eq!(node("select(%0) {axis=0} : f32[2]"), "line 2, column 8: select: there is no attribute 'axis'");
     assert_eq!(
         node("fused(%0) {body=graph \"\"(%0 \"\": f32[2]) { %1 = oops() return }} : f32[2]"),
         "line 2, column 55: there is no op 'oops'"
@@ -226,33 +162,19 @@ fn nesting_is_bounded() {
     // A mistake at the bottom is found where it is, and quickly.
     let text = print(&nested(16)).replacen("  return\n", "  retur\n", 1);
     let error = parse(&text, &NoConstants).unwrap_err();
-    assert_eq!(
-        (error.line, error.message.as_str()),
-        (18, "'}' found where '(' is expected")
-    );
+    assert_eq!((error.line, error.message.as_str()), (18, "'}' found where '(' is expected"));
 }
 
 /// Builds a graph by a list of choices: each adds one value from values that are there.
 fn build(choices: &[(u8, u8, u8)]) -> Graph {
     let mut graph = Graph::new("random \"graph\"");
-    graph.ranges.insert(
-        "n",
-        SymbolRange {
-            lo: 1,
-            hi: 8,
-            multiple: 2,
-        },
-    );
+    graph.ranges.insert("n", SymbolRange { lo: 1, hi: 8, multiple: 2 });
     let ty = Type::new(DType::F32, [Dim::symbol("n"), Dim::from(3)]);
     let mut values = vec![graph.add_input("x", ty.clone())];
     for (at, &(kind, a, b)) in choices.iter().enumerate() {
         let (a, b) = (values[a as usize % values.len()], values[b as usize % values.len()]);
         let provenance = Provenance::new(&format!("node {at}"));
-        let relu = Op::from(Unary {
-            func: UnaryFn::Relu,
-            alpha: 0.0,
-            beta: f64::from(kind) / 3.0,
-        });
+        let relu = Op::from(Unary { func: UnaryFn::Relu, alpha: 0.0, beta: f64::from(kind) / 3.0 });
         let body = |name: &str, op: &Op| {
             let mut body = Graph::new(name);
             let input = body.add_input("x", ty.clone());
@@ -264,52 +186,24 @@ fn build(choices: &[(u8, u8, u8)]) -> Graph {
             0 => graph.add_input(format!("x{at}"), ty.clone()),
             1 => graph.add(Binary { func: BinaryFn::Add }, &[a, b], &provenance).unwrap(),
             2 => graph.add(relu, &[a], &Provenance::default()).unwrap(),
-            3 => graph
-                .add(
-                    Topk {
-                        axis: 1,
-                        k: Dim::from(3),
-                        largest: true,
-                    },
-                    &[a],
-                    &provenance,
-                )
-                .unwrap(),
-            4 => graph
-                .add(
-                    Fused {
-                        body: body("fused", &relu),
-                    },
-                    &[a],
-                    &provenance,
-                )
-                .unwrap(),
+            3 => graph.add(Topk { axis: 1, k: Dim::from(3), largest: true }, &[a], &provenance).unwrap(),
+            4 => graph.add(Fused { body: body("fused", &relu) }, &[a], &provenance).unwrap(),
             5 => {
                 let condition = graph.add_constant(Tensor::from_bools([], &[true]).unwrap());
                 let (then_body, else_body) = (body("then", &relu), body("else", &relu));
-                graph
-                    .add(If { then_body, else_body }, &[condition, a], &provenance)
-                    .unwrap()
+                graph.add(If { then_body, else_body }, &[condition, a], &provenance).unwrap()
             }
             6 => {
                 let numbers: Vec<f64> = (0..3).map(|item| f64::from(item) / (f64::from(kind) - 6.0)).collect();
                 let numbers = graph.add_constant(Tensor::from_f64(DType::F32, [1, 3], &numbers, false).unwrap());
-                graph
-                    .add(Binary { func: BinaryFn::Mul }, &[a, numbers], &provenance)
-                    .unwrap()
+                graph.add(Binary { func: BinaryFn::Mul }, &[a, numbers], &provenance).unwrap()
             }
-            _ => graph
-                .add(Reshape { shape: ty.dims.clone() }, &[a], &provenance)
-                .unwrap(),
+            _ => graph.add(Reshape { shape: ty.dims.clone() }, &[a], &provenance).unwrap(),
         };
         values.push(value);
     }
     let size = graph.add_constant(Tensor::from_vec([20], vec![7i64; 20]).unwrap());
-    graph.sizes.push(SizeRead {
-        symbol: "s 1".into(),
-        value: size,
-        element: 19,
-    });
+    graph.sizes.push(SizeRead { symbol: "s 1".into(), value: size, element: 19 });
     for (at, value) in values.iter().rev().take(2).enumerate() {
         graph.add_output(format!("y{at}"), *value);
     }

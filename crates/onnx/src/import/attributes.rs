@@ -31,10 +31,7 @@ impl<'n> Attributes<'n> {
                 )));
             }
         }
-        Ok(Attributes {
-            attributes,
-            read: RefCell::new(BTreeSet::new()),
-        })
+        Ok(Attributes { attributes, read: RefCell::new(BTreeSet::new()) })
     }
 
     /// Whether the node has the attribute. Counts as reading it.
@@ -55,10 +52,7 @@ impl<'n> Attributes<'n> {
     /// A string.
     pub fn string(&self, name: &str) -> Result<Option<String>, Fault> {
         self.typed(name, AttributeType::String, |attribute| {
-            attribute
-                .s
-                .as_ref()
-                .and_then(|bytes| String::from_utf8(bytes.to_vec()).ok())
+            attribute.s.as_ref().and_then(|bytes| String::from_utf8(bytes.to_vec()).ok())
         })
     }
 
@@ -77,11 +71,7 @@ impl<'n> Attributes<'n> {
     /// A list of strings.
     pub fn strings(&self, name: &str) -> Result<Option<Vec<String>>, Fault> {
         self.typed(name, AttributeType::Strings, |attribute| {
-            attribute
-                .strings
-                .iter()
-                .map(|bytes| String::from_utf8(bytes.to_vec()).ok())
-                .collect()
+            attribute.strings.iter().map(|bytes| String::from_utf8(bytes.to_vec()).ok()).collect()
         })
     }
 
@@ -92,9 +82,7 @@ impl<'n> Attributes<'n> {
 
     /// A sparse tensor.
     pub fn sparse_tensor(&self, name: &str) -> Result<Option<&'n SparseTensorProto>, Fault> {
-        self.typed(name, AttributeType::SparseTensor, |attribute| {
-            attribute.sparse_tensor.as_deref()
-        })
+        self.typed(name, AttributeType::SparseTensor, |attribute| attribute.sparse_tensor.as_deref())
     }
 
     /// A graph.
@@ -110,16 +98,11 @@ impl<'n> Attributes<'n> {
     /// An error if the node has attributes that nobody asked for.
     pub fn finish(&self) -> Result<(), Fault> {
         let read = self.read.borrow();
-        match self
-            .attributes
-            .iter()
-            .find(|attribute| !read.contains(attribute.name.as_str()))
-        {
+        match self.attributes.iter().find(|attribute| !read.contains(attribute.name.as_str())) {
             None => Ok(()),
-            Some(attribute) => Err(Fault::Invalid(format!(
-                "attribute '{}' does not belong to this operator",
-                attribute.name
-            ))),
+            Some(attribute) => {
+                Err(Fault::Invalid(format!("attribute '{}' does not belong to this operator", attribute.name)))
+            }
         }
     }
 
@@ -141,9 +124,7 @@ impl<'n> Attributes<'n> {
         // Files of IR version 1 leave the type out; the field that is set decides then.
         let found = attribute.r#type();
         if found != expected && found != AttributeType::Undefined {
-            return Err(Fault::Invalid(format!(
-                "attribute '{name}' is {found:?}; {expected:?} was expected"
-            )));
+            return Err(Fault::Invalid(format!("attribute '{name}' is {found:?}; {expected:?} was expected")));
         }
         match value(attribute) {
             Some(value) => Ok(Some(value)),
@@ -173,10 +154,7 @@ fn bind_node<'v>(node: &mut NodeProto, value: &dyn Fn(&str) -> Option<&'v Attrib
         if !attribute.ref_attr_name.is_empty() {
             // A reference to an attribute that the caller left out means that this one is left out too.
             if let Some(bound) = value(&attribute.ref_attr_name) {
-                node.attribute.push(AttributeProto {
-                    name: attribute.name,
-                    ..bound.clone()
-                });
+                node.attribute.push(AttributeProto { name: attribute.name, ..bound.clone() });
             }
             continue;
         }

@@ -36,11 +36,7 @@ fn collect_free(graph: &GraphProto, free: &mut BTreeSet<String>, depth: usize) {
         defined.extend(node.output.iter().map(String::as_str));
     }
     free.extend(
-        graph
-            .output
-            .iter()
-            .filter(|output| !defined.contains(output.name.as_str()))
-            .map(|output| output.name.clone()),
+        graph.output.iter().filter(|output| !defined.contains(output.name.as_str())).map(|output| output.name.clone()),
     );
 }
 
@@ -100,9 +96,7 @@ impl Importer<'_> {
                 let values: Option<Vec<ValueId>> = inputs
                     .iter()
                     .map(|input| {
-                        let found = captured
-                            .iter()
-                            .find(|(inner, _)| builder.graph.input_name(*inner) == input);
+                        let found = captured.iter().find(|(inner, _)| builder.graph.input_name(*inner) == input);
                         found.map(|&(_, value)| value)
                     })
                     .collect();
@@ -152,13 +146,7 @@ impl Importer<'_> {
                 (value.is_some() || builder.is_absent(&name)).then_some((name, value))
             })
             .collect();
-        inner.extend(
-            proto
-                .input
-                .iter()
-                .zip(parameters)
-                .map(|(input, &value)| (input.name.clone(), Some(value))),
-        );
+        inner.extend(proto.input.iter().zip(parameters).map(|(input, &value)| (input.name.clone(), Some(value))));
         for initializer in &proto.initializer {
             let tensor = self.file.tensor(initializer)?;
             inner.push((initializer.name.clone(), Some(builder.constant(tensor))));

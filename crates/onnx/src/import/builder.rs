@@ -57,11 +57,7 @@ impl Builder {
 
     /// An empty scope over a body of `outer`, which knows the same symbols.
     pub fn inside(name: &str, outer: &Builder) -> Builder {
-        let mut builder = Builder {
-            free: outer.free.clone(),
-            fresh: outer.fresh.clone(),
-            ..Builder::new(name)
-        };
+        let mut builder = Builder { free: outer.free.clone(), fresh: outer.fresh.clone(), ..Builder::new(name) };
         builder.graph.ranges = outer.graph.ranges.clone();
         builder
     }
@@ -103,9 +99,7 @@ impl Builder {
 
     /// Marks outputs of a node that could not be imported.
     pub fn mark_missing(&mut self, names: &[String]) {
-        self.frame_mut()
-            .missing
-            .extend(names.iter().filter(|name| !name.is_empty()).cloned());
+        self.frame_mut().missing.extend(names.iter().filter(|name| !name.is_empty()).cloned());
     }
 
     /// Opens a scope of its own for a function's body.
@@ -132,23 +126,11 @@ impl Builder {
 
     /// Adds a node, or its result where it is known already.
     pub fn add_node(&mut self, op: Op, inputs: &[ValueId], provenance: &Provenance) -> Result<Vec<ValueId>, Fault> {
-        let tensors: Option<Vec<Tensor>> = inputs
-            .iter()
-            .map(|&input| self.graph.constant(input).cloned())
-            .collect();
+        let tensors: Option<Vec<Tensor>> = inputs.iter().map(|&input| self.graph.constant(input).cloned()).collect();
         let input_types: Vec<&Type> = inputs.iter().map(|&input| self.graph.ty(input)).collect();
-        let types = op
-            .infer(&input_types)
-            .map_err(|error| Fault::Invalid(error.to_string()))?;
-        if let Some(dim) = types
-            .iter()
-            .flat_map(|ty| &ty.dims)
-            .find(|dim| dim.weight() > Dim::WEIGHT_MAX)
-        {
-            return Err(Fault::Unsupported(format!(
-                "a size of {} terms is too large to follow",
-                dim.weight()
-            )));
+        let types = op.infer(&input_types).map_err(|error| Fault::Invalid(error.to_string()))?;
+        if let Some(dim) = types.iter().flat_map(|ty| &ty.dims).find(|dim| dim.weight() > Dim::WEIGHT_MAX) {
+            return Err(Fault::Unsupported(format!("a size of {} terms is too large to follow", dim.weight())));
         }
         if let Some(tensors) = tensors.filter(|tensors| may_fold(&op, tensors, &types)) {
             let results = op.eval(&tensors).map_err(|error| Fault::Invalid(error.to_string()))?;
@@ -175,10 +157,7 @@ impl Builder {
             return None;
         }
         let elements = tensor.to_i128_vec().ok()?;
-        elements
-            .into_iter()
-            .map(|element| i64::try_from(element).ok().map(Dim::from))
-            .collect()
+        elements.into_iter().map(|element| i64::try_from(element).ok().map(Dim::from)).collect()
     }
 
     /// Says what a value's elements are: used for captured values of bodies.
@@ -265,10 +244,7 @@ impl Builder {
 
 /// Ops whose results even constant inputs leave open while importing.
 fn is_decided_by_a_run(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Uniform(_) | Op::Normal(_) | Op::If(_) | Op::Loop(_) | Op::NonZero(_) | Op::Nms(_)
-    )
+    matches!(op, Op::Uniform(_) | Op::Normal(_) | Op::If(_) | Op::Loop(_) | Op::NonZero(_) | Op::Nms(_))
 }
 
 /// Whether a node of constants is small enough to be evaluated here and now.
@@ -282,17 +258,12 @@ fn may_fold(op: &Op, inputs: &[Tensor], types: &[Type]) -> bool {
     }
     !is_decided_by_a_run(op)
         && symbols.is_empty()
-        && types
-            .iter()
-            .all(|ty| ty.size_bytes().is_some_and(|bytes| bytes <= FOLD_BYTES_MAX))
+        && types.iter().all(|ty| ty.size_bytes().is_some_and(|bytes| bytes <= FOLD_BYTES_MAX))
         && input_bytes <= FOLD_INPUT_BYTES_MAX
 }
 
 /// The tensor of elements that are all numbers.
 fn constant_of(dims: &[Dim], ty: &Type) -> Option<Tensor> {
-    let elements: Vec<i128> = dims
-        .iter()
-        .map(|dim| dim.as_const().map(i128::from))
-        .collect::<Option<_>>()?;
+    let elements: Vec<i128> = dims.iter().map(|dim| dim.as_const().map(i128::from)).collect::<Option<_>>()?;
     Tensor::from_i128(ty.dtype, ty.shape()?, &elements).ok()
 }

@@ -46,17 +46,7 @@ impl<'n, 'g> NodeCx<'n, 'g> {
         provenance: Provenance,
         depth: usize,
     ) -> NodeCx<'n, 'g> {
-        NodeCx {
-            importer,
-            builder,
-            node,
-            inputs,
-            attributes,
-            opsets,
-            opset,
-            provenance,
-            depth,
-        }
+        NodeCx { importer, builder, node, inputs, attributes, opsets, opset, provenance, depth }
     }
 
     /// Fails if the node has attributes that nobody read.
@@ -96,8 +86,7 @@ impl<'n, 'g> NodeCx<'n, 'g> {
 
     /// A required input.
     pub fn input(&self, position: usize) -> Added {
-        self.optional(position)
-            .ok_or_else(|| Fault::Invalid(format!("input {position} is missing")))
+        self.optional(position).ok_or_else(|| Fault::Invalid(format!("input {position} is missing")))
     }
 
     /// An input that may be absent.
@@ -200,50 +189,29 @@ impl NodeCx<'_, '_> {
         } else {
             Tensor::from_i128(dtype, [], &[number as i128])
         };
-        Ok(self
-            .builder
-            .constant(tensor.map_err(|error| Fault::Invalid(error.to_string()))?))
+        Ok(self.builder.constant(tensor.map_err(|error| Fault::Invalid(error.to_string()))?))
     }
 
     /// A constant of floats, rounded once to the element type.
     pub fn float_tensor(&mut self, dtype: DType, shape: Vec<usize>, elements: &[f64]) -> Added {
         let tensor = Tensor::from_f64(dtype, shape, elements, true);
-        Ok(self
-            .builder
-            .constant(tensor.map_err(|error| Fault::Invalid(error.to_string()))?))
+        Ok(self.builder.constant(tensor.map_err(|error| Fault::Invalid(error.to_string()))?))
     }
 
     /// start, start + 1, .. as an i64 vector.
     pub fn iota(&mut self, start: Dim, length: Dim) -> Added {
-        self.add(
-            Iota {
-                to: DType::I64,
-                start,
-                step: Dim::from(1),
-                length,
-            },
-            &[],
-        )
+        self.add(Iota { to: DType::I64, start, step: Dim::from(1), length }, &[])
     }
 
     /// A constant i64 vector.
     pub fn int_vector(&mut self, ints: &[i64]) -> Added {
         let tensor = Tensor::from_vec([ints.len()], ints.to_vec());
-        Ok(self
-            .builder
-            .constant(tensor.map_err(|error| Fault::Invalid(error.to_string()))?))
+        Ok(self.builder.constant(tensor.map_err(|error| Fault::Invalid(error.to_string()))?))
     }
 
     /// A function of one element without parameters.
     pub fn unary(&mut self, func: UnaryFn, x: ValueId) -> Added {
-        self.add(
-            Unary {
-                func,
-                alpha: 0.0,
-                beta: 0.0,
-            },
-            &[x],
-        )
+        self.add(Unary { func, alpha: 0.0, beta: 0.0 }, &[x])
     }
 
     /// A function of one element with parameters.
@@ -279,20 +247,12 @@ impl NodeCx<'_, '_> {
 
     /// Another element type; nothing is added where x has it.
     pub fn cast(&mut self, x: ValueId, to: DType) -> Added {
-        if self.dtype(x) == to {
-            Ok(x)
-        } else {
-            self.add(Cast { to, saturate: true }, &[x])
-        }
+        if self.dtype(x) == to { Ok(x) } else { self.add(Cast { to, saturate: true }, &[x]) }
     }
 
     /// Another shape of the same elements; nothing is added where x has it.
     pub fn reshape(&mut self, x: ValueId, shape: Vec<Dim>) -> Added {
-        if self.dims(x) == shape {
-            Ok(x)
-        } else {
-            self.add(Reshape { shape }, &[x])
-        }
+        if self.dims(x) == shape { Ok(x) } else { self.add(Reshape { shape }, &[x]) }
     }
 
     /// Axes in another order; nothing is added for the order x has.
@@ -306,11 +266,7 @@ impl NodeCx<'_, '_> {
 
     /// x broadcast to a shape.
     pub fn broadcast(&mut self, x: ValueId, shape: Vec<Dim>) -> Added {
-        if self.dims(x) == shape {
-            Ok(x)
-        } else {
-            self.add(Broadcast { shape }, &[x])
-        }
+        if self.dims(x) == shape { Ok(x) } else { self.add(Broadcast { shape }, &[x]) }
     }
 
     /// x with size-1 axes put in, `axes` counted in the result.
@@ -320,10 +276,7 @@ impl NodeCx<'_, '_> {
         sorted.sort_unstable();
         for axis in sorted {
             if axis > dims.len() {
-                return Err(Fault::Invalid(format!(
-                    "axis {axis} is out of range for rank {}",
-                    dims.len() + 1
-                )));
+                return Err(Fault::Invalid(format!("axis {axis} is out of range for rank {}", dims.len() + 1)));
             }
             dims.insert(axis, Dim::from(1));
         }
@@ -333,12 +286,7 @@ impl NodeCx<'_, '_> {
     /// x without the axes given, each of size 1.
     pub fn squeeze(&mut self, x: ValueId, axes: &[usize]) -> Added {
         let dims = self.dims(x);
-        let kept = dims
-            .into_iter()
-            .enumerate()
-            .filter(|(axis, _)| !axes.contains(axis))
-            .map(|(_, dim)| dim)
-            .collect();
+        let kept = dims.into_iter().enumerate().filter(|(axis, _)| !axes.contains(axis)).map(|(_, dim)| dim).collect();
         self.reshape(x, kept)
     }
 
@@ -352,24 +300,13 @@ impl NodeCx<'_, '_> {
         if sizes == dims {
             Ok(x)
         } else {
-            self.add(
-                Slice {
-                    start: starts,
-                    step: vec![1; dims.len()],
-                    size: sizes,
-                },
-                &[x],
-            )
+            self.add(Slice { start: starts, step: vec![1; dims.len()], size: sizes }, &[x])
         }
     }
 
     /// Inputs joined along an axis.
     pub fn concat(&mut self, inputs: &[ValueId], axis: usize) -> Added {
-        if let [one] = inputs {
-            Ok(*one)
-        } else {
-            self.add(Concat { axis }, inputs)
-        }
+        if let [one] = inputs { Ok(*one) } else { self.add(Concat { axis }, inputs) }
     }
 
     /// A reduction.
@@ -379,13 +316,7 @@ impl NodeCx<'_, '_> {
 
     /// A matrix product of operands of rank 2 or more.
     pub fn matmul(&mut self, a: ValueId, b: ValueId) -> Added {
-        self.add(
-            Matmul {
-                transpose_a: false,
-                transpose_b: false,
-            },
-            &[a, b],
-        )
+        self.add(Matmul { transpose_a: false, transpose_b: false }, &[a, b])
     }
 
     /// Softmax over an axis.
@@ -396,14 +327,7 @@ impl NodeCx<'_, '_> {
     /// x with `hi` elements of a constant added at the end of every axis.
     pub fn pad_end(&mut self, x: ValueId, hi: Vec<Dim>, fill: f64) -> Added {
         let fill = self.scalar(self.dtype(x), fill)?;
-        self.add(
-            Pad {
-                func: PadFn::Constant,
-                lo: vec![Dim::from(0); hi.len()],
-                hi,
-            },
-            &[x, fill],
-        )
+        self.add(Pad { func: PadFn::Constant, lo: vec![Dim::from(0); hi.len()], hi }, &[x, fill])
     }
 
     /// Slices of x along an axis.
@@ -413,15 +337,7 @@ impl NodeCx<'_, '_> {
 
     /// start + i * step for i in 0..length, as any element type.
     pub fn iota_as(&mut self, to: DType, start: Dim, step: Dim, length: Dim) -> Added {
-        self.add(
-            Iota {
-                to,
-                start,
-                step,
-                length,
-            },
-            &[],
-        )
+        self.add(Iota { to, start, step, length }, &[])
     }
 
     /// 0..length along one axis, the other axes having size 1.
@@ -463,9 +379,7 @@ impl NodeCx<'_, '_> {
 impl NodeCx<'_, '_> {
     /// Names outside of `bodies` that they use and that are not constants, in a fixed order, with their values.
     pub fn captures(&self, bodies: &[&GraphProto]) -> Vec<(String, ValueId)> {
-        let named = all_free_names(bodies)
-            .into_iter()
-            .filter_map(|name| Some((self.builder.lookup(&name)?, name)));
+        let named = all_free_names(bodies).into_iter().filter_map(|name| Some((self.builder.lookup(&name)?, name)));
         named
             .filter(|(value, _)| self.builder.graph.constant(*value).is_none())
             .map(|(value, name)| (name, value))
@@ -475,15 +389,13 @@ impl NodeCx<'_, '_> {
     /// Imports a body whose inputs are `parameters` and then the captures of all `bodies`.
     pub fn body(&mut self, proto: &GraphProto, bodies: &[&GraphProto], parameters: &[Type]) -> Result<Graph, Fault> {
         let names: Vec<String> = all_free_names(bodies).into_iter().collect();
-        self.importer
-            .import_body(self.builder, proto, parameters, &names, self.opsets, self.depth)
+        self.importer.import_body(self.builder, proto, parameters, &names, self.opsets, self.depth)
     }
 
     /// Imports a body in place, for a branch that is known to be taken or one round of a loop. `parameters` are the
     /// values of its own inputs.
     pub fn inline(&mut self, proto: &GraphProto, parameters: &[ValueId]) -> Result<Vec<ValueId>, Fault> {
-        self.importer
-            .inline_body(self.builder, proto, parameters, self.opsets, self.depth)
+        self.importer.inline_body(self.builder, proto, parameters, self.opsets, self.depth)
     }
 }
 

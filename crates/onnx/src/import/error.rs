@@ -66,17 +66,11 @@ impl Fault {
                 let what = format!("{place}: {what}");
                 let inputs = inputs_behind(&builder.graph, &values);
                 match builder.free_symbol_behind(&values).filter(|_| inputs.is_empty()) {
-                    Some(symbol) => ImportError::NeedsNumber {
-                        dim: symbol.to_string(),
-                        what,
-                    },
+                    Some(symbol) => ImportError::NeedsNumber { dim: symbol.to_string(), what },
                     None => ImportError::NeedsInputs { inputs, what },
                 }
             }
-            Fault::NeedsNumber { dim, what } => ImportError::NeedsNumber {
-                dim,
-                what: format!("{place}: {what}"),
-            },
+            Fault::NeedsNumber { dim, what } => ImportError::NeedsNumber { dim, what: format!("{place}: {what}") },
             Fault::Read(error) => ImportError::Read(error),
             Fault::Nested(error) => *error,
         }
@@ -118,11 +112,7 @@ pub struct UnsupportedNode {
 
 impl UnsupportedNode {
     pub(crate) fn new(node: &NodeProto, name: &str, version: i64, reason: String) -> UnsupportedNode {
-        let domain = if super::domain_of(&node.domain).is_empty() {
-            "ai.onnx"
-        } else {
-            &node.domain
-        };
+        let domain = if super::domain_of(&node.domain).is_empty() { "ai.onnx" } else { &node.domain };
         UnsupportedNode {
             op_type: node.op_type.clone(),
             domain: domain.to_string(),
@@ -151,10 +141,7 @@ pub enum ImportError {
         total: usize,
     },
     /// The form of the Graph depends on the values of inputs: import again with them frozen.
-    #[error(
-        "{what} must be known before the model is compiled; it depends on {}",
-        list_inputs(inputs)
-    )]
+    #[error("{what} must be known before the model is compiled; it depends on {}", list_inputs(inputs))]
     NeedsInputs {
         /// Names of the inputs.
         inputs: BTreeSet<String>,
@@ -179,11 +166,7 @@ impl ImportError {
 
 fn list_inputs(inputs: &BTreeSet<String>) -> String {
     let names: Vec<String> = inputs.iter().map(|name| format!("input '{name}'")).collect();
-    if names.is_empty() {
-        "no input".to_string()
-    } else {
-        names.join(", ")
-    }
+    if names.is_empty() { "no input".to_string() } else { names.join(", ") }
 }
 
 /// The table of unsupported nodes, grouped by operator and reason.
@@ -199,34 +182,17 @@ impl fmt::Display for UnsupportedList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut kinds: BTreeMap<(&str, &str, i64, &str), Vec<&str>> = BTreeMap::new();
         for node in self.nodes {
-            kinds
-                .entry((&node.op_type, &node.domain, node.version, &node.reason))
-                .or_default()
-                .push(&node.name);
+            kinds.entry((&node.op_type, &node.domain, node.version, &node.reason)).or_default().push(&node.name);
         }
         let plural = if kinds.len() == 1 { "kind" } else { "kinds" };
-        write!(
-            f,
-            "{} of {} nodes cannot be imported ({} {plural})",
-            self.nodes.len(),
-            self.total,
-            kinds.len()
-        )?;
+        write!(f, "{} of {} nodes cannot be imported ({} {plural})", self.nodes.len(), self.total, kinds.len())?;
         for ((op_type, domain, version, reason), names) in kinds {
-            let count = if names.len() == 1 {
-                "1 node".to_string()
-            } else {
-                format!("{} nodes", names.len())
-            };
+            let count = if names.len() == 1 { "1 node".to_string() } else { format!("{} nodes", names.len()) };
             let mut shown = names[..names.len().min(NAMES_SHOWN)].join(", ");
             if names.len() > NAMES_SHOWN {
                 shown.push_str(", ...");
             }
-            write!(
-                f,
-                "\n  {op_type:<20} {:<16} {count:>9}   {shown:<40} {reason}",
-                format!("{domain} {version}")
-            )?;
+            write!(f, "\n  {op_type:<20} {:<16} {count:>9}   {shown:<40} {reason}", format!("{domain} {version}"))?;
         }
         Ok(())
     }

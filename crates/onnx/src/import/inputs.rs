@@ -31,10 +31,7 @@ impl Importer<'_> {
             };
             let value = builder.constant(tensor);
             if !builder.define(&initializer.name, value) {
-                return Err(ImportError::malformed(format!(
-                    "initializer '{}' is defined twice",
-                    initializer.name
-                )));
+                return Err(ImportError::malformed(format!("initializer '{}' is defined twice", initializer.name)));
             }
         }
         for sparse in &graph.sparse_initializer {
@@ -47,9 +44,7 @@ impl Importer<'_> {
         }
         // Files before IR version 4 had to list every initializer as an input, so it says nothing there.
         if overridable > 0 && self.file.proto().ir_version >= 4 {
-            self.notices.push(format!(
-                "{overridable} inputs have initializers; they are constants here"
-            ));
+            self.notices.push(format!("{overridable} inputs have initializers; they are constants here"));
         }
         Ok(())
     }
@@ -73,10 +68,7 @@ impl Importer<'_> {
                 }
             };
             if !builder.define(&input.name, value) {
-                return Err(ImportError::malformed(format!(
-                    "input '{}' is declared twice",
-                    input.name
-                )));
+                return Err(ImportError::malformed(format!("input '{}' is declared twice", input.name)));
             }
         }
         Ok(())
@@ -95,10 +87,7 @@ impl Importer<'_> {
                     declared.len()
                 )));
             }
-            return Ok(Type {
-                dtype,
-                dims: shape.clone(),
-            });
+            return Ok(Type { dtype, dims: shape.clone() });
         }
         let Some(declared) = declared else {
             return Err(ImportError::NeedsNumber {
@@ -106,11 +95,8 @@ impl Importer<'_> {
                 what: format!("input '{}': the model does not declare a shape; its rank", input.name),
             });
         };
-        let dims = declared
-            .iter()
-            .enumerate()
-            .map(|(axis, dim)| declared_dim(&input.name, axis, dim, options))
-            .collect();
+        let dims =
+            declared.iter().enumerate().map(|(axis, dim)| declared_dim(&input.name, axis, dim, options)).collect();
         Ok(Type { dtype, dims })
     }
 }
@@ -119,11 +105,7 @@ impl Importer<'_> {
 pub fn declared_dim(input: &str, axis: usize, dim: &DeclaredDim, options: &ImportOptions) -> Dim {
     let own = || {
         let name = format!("{input}.{axis}");
-        options
-            .dims
-            .get(&name)
-            .cloned()
-            .unwrap_or_else(|| Dim::symbol(name.as_str()))
+        options.dims.get(&name).cloned().unwrap_or_else(|| Dim::symbol(name.as_str()))
     };
     match dim {
         DeclaredDim::Value(number) if *number >= 0 => Dim::from(*number),

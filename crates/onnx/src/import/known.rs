@@ -44,10 +44,7 @@ impl NodeCx<'_, '_> {
 
     /// Axes from 0, each once.
     pub fn axes(&self, axes: &[i64], rank: usize) -> Result<Vec<usize>, Fault> {
-        let normal: Vec<usize> = axes
-            .iter()
-            .map(|&axis| self.axis(axis, rank))
-            .collect::<Result<_, _>>()?;
+        let normal: Vec<usize> = axes.iter().map(|&axis| self.axis(axis, rank)).collect::<Result<_, _>>()?;
         for (position, axis) in normal.iter().enumerate() {
             if normal[..position].contains(axis) {
                 return Err(Fault::Invalid(format!("axis {axis} is given twice")));
@@ -69,27 +66,14 @@ impl NodeCx<'_, '_> {
     fn undecided(&self, dim: &Dim, what: &str) -> Fault {
         let symbols = dim.symbols();
         let Some(symbol) = symbols.iter().find(|symbol| !self.builder.is_free(symbol)) else {
-            return Fault::NeedsNumber {
-                dim: dim.to_string(),
-                what: what.to_string(),
-            };
+            return Fault::NeedsNumber { dim: dim.to_string(), what: what.to_string() };
         };
-        let reads = self
-            .builder
-            .graph
-            .sizes
-            .iter()
-            .filter(|read| symbols.contains(&read.symbol));
+        let reads = self.builder.graph.sizes.iter().filter(|read| symbols.contains(&read.symbol));
         let values: Vec<ValueId> = reads.map(|read| read.value).collect();
         if values.is_empty() {
-            return Fault::Unsupported(format!(
-                "{what} is {dim}, and {symbol} is only known while the model runs"
-            ));
+            return Fault::Unsupported(format!("{what} is {dim}, and {symbol} is only known while the model runs"));
         }
-        Fault::NeedsValue {
-            values,
-            what: what.to_string(),
-        }
+        Fault::NeedsValue { values, what: what.to_string() }
     }
 
     /// The tensor of a value that is constant.
@@ -99,10 +83,7 @@ impl NodeCx<'_, '_> {
 
     /// The tensor of a value whose elements decide the form of the Graph.
     pub fn require_constant(&self, value: ValueId, what: &str) -> Result<Tensor, Fault> {
-        self.constant(value).ok_or_else(|| Fault::NeedsValue {
-            values: vec![value],
-            what: what.to_string(),
-        })
+        self.constant(value).ok_or_else(|| Fault::NeedsValue { values: vec![value], what: what.to_string() })
     }
 
     /// Integers that decide the form of the Graph, such as axes.
@@ -113,23 +94,15 @@ impl NodeCx<'_, '_> {
             return Ok(ints);
         }
         let tensor = self.require_constant(value, what)?;
-        let elements = tensor
-            .to_i128_vec()
-            .map_err(|error| Fault::Invalid(format!("{what}: {error}")))?;
-        Ok(elements
-            .into_iter()
-            .map(|element| element.clamp(i64::MIN.into(), i64::MAX.into()) as i64)
-            .collect())
+        let elements = tensor.to_i128_vec().map_err(|error| Fault::Invalid(format!("{what}: {error}")))?;
+        Ok(elements.into_iter().map(|element| element.clamp(i64::MIN.into(), i64::MAX.into()) as i64).collect())
     }
 
     /// One integer that decides the form of the Graph.
     pub fn require_int(&self, value: ValueId, what: &str) -> Result<i64, Fault> {
         match self.require_ints(value, what)?[..] {
             [int] => Ok(int),
-            ref ints => Err(Fault::Invalid(format!(
-                "{what} has {} elements; one was expected",
-                ints.len()
-            ))),
+            ref ints => Err(Fault::Invalid(format!("{what} has {} elements; one was expected", ints.len()))),
         }
     }
 
@@ -170,10 +143,7 @@ impl NodeCx<'_, '_> {
     /// symbols, and those must then be plain sizes.
     pub fn sizes_or_value(&mut self, value: ValueId, what: &str) -> Result<Vec<Dim>, Fault> {
         if self.builder.content(value).is_none() && self.builder.can_become_known(value) {
-            return Err(Fault::NeedsValue {
-                values: vec![value],
-                what: what.to_string(),
-            });
+            return Err(Fault::NeedsValue { values: vec![value], what: what.to_string() });
         }
         self.require_sizes(value, what)
     }
@@ -184,10 +154,7 @@ impl NodeCx<'_, '_> {
         }
         let ty = self.ty(value);
         if ty.dtype.is_float() {
-            return Err(Fault::Invalid(format!(
-                "{what} is {}; integers were expected",
-                ty.dtype
-            )));
+            return Err(Fault::Invalid(format!("{what} is {}; integers were expected", ty.dtype)));
         }
         // Known elements beside unknown ones stay known.
         let parts = match self.builder.graph.producer(value) {
@@ -197,17 +164,13 @@ impl NodeCx<'_, '_> {
         };
         let dims: Vec<Dim> = match parts {
             Some(parts) => {
-                let parts: Vec<Vec<Dim>> = parts
-                    .into_iter()
-                    .map(|part| self.read_elements(part, what, range))
-                    .collect::<Result<_, _>>()?;
+                let parts: Vec<Vec<Dim>> =
+                    parts.into_iter().map(|part| self.read_elements(part, what, range)).collect::<Result<_, _>>()?;
                 parts.concat()
             }
             None => {
                 let count = self.number(&ty.element_count(), &format!("the number of elements of {what}"))?;
-                (0..count)
-                    .map(|element| self.read_element(value, element, range))
-                    .collect()
+                (0..count).map(|element| self.read_element(value, element, range)).collect()
             }
         };
         self.builder.set_content(value, dims.clone());
@@ -216,11 +179,7 @@ impl NodeCx<'_, '_> {
 
     fn read_element(&mut self, value: ValueId, element: usize, range: SymbolRange) -> Dim {
         let symbol = self.builder.fresh_symbol("size", range);
-        self.builder.graph.sizes.push(SizeRead {
-            symbol: symbol.clone(),
-            value,
-            element,
-        });
+        self.builder.graph.sizes.push(SizeRead { symbol: symbol.clone(), value, element });
         Dim::symbol(symbol)
     }
 
@@ -256,9 +215,7 @@ impl NodeCx<'_, '_> {
             return Ok(quotient);
         }
         match dim.as_const() {
-            Some(_) => Err(Fault::Invalid(format!(
-                "{what} is {dim}, which {divisor} does not divide"
-            ))),
+            Some(_) => Err(Fault::Invalid(format!("{what} is {dim}, which {divisor} does not divide"))),
             None => Err(self.undecided(dim, what)),
         }
     }
@@ -277,9 +234,6 @@ impl NodeCx<'_, '_> {
 fn only(dims: Vec<Dim>, what: &str) -> Result<Dim, Fault> {
     match <[Dim; 1]>::try_from(dims) {
         Ok([dim]) => Ok(dim),
-        Err(dims) => Err(Fault::Invalid(format!(
-            "{what} has {} elements; one was expected",
-            dims.len()
-        ))),
+        Err(dims) => Err(Fault::Invalid(format!("{what} has {} elements; one was expected", dims.len()))),
     }
 }

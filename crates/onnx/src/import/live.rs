@@ -28,10 +28,7 @@ struct Live {
 impl Live {
     fn of(graph: &Graph) -> Live {
         let makers = symbol_makers(graph);
-        let mut live = Live {
-            nodes: vec![false; graph.nodes().len()],
-            symbols: BTreeSet::new(),
-        };
+        let mut live = Live { nodes: vec![false; graph.nodes().len()], symbols: BTreeSet::new() };
         let mut open: Vec<ValueId> = graph.outputs().iter().map(|output| output.value).collect();
         while let Some(value) = open.pop() {
             let mut used: BTreeSet<Symbol> = graph.ty(value).dims.iter().flat_map(Dim::symbols).collect();
@@ -47,13 +44,7 @@ impl Live {
                 if !live.symbols.insert(symbol.clone()) {
                     continue;
                 }
-                open.extend(
-                    graph
-                        .sizes
-                        .iter()
-                        .filter(|size| size.symbol == symbol)
-                        .map(|size| size.value),
-                );
+                open.extend(graph.sizes.iter().filter(|size| size.symbol == symbol).map(|size| size.value));
                 if let Some(&maker) = makers.get(&symbol) {
                     open.extend(graph.node(maker).outputs.iter().copied());
                 }
@@ -66,13 +57,7 @@ impl Live {
 /// For each symbol that neither an input nor a size read gives its number, the first node whose result's shape does.
 fn symbol_makers(graph: &Graph) -> BTreeMap<Symbol, NodeId> {
     let mut given: BTreeSet<Symbol> = graph.sizes.iter().map(|size| size.symbol.clone()).collect();
-    given.extend(
-        graph
-            .inputs()
-            .iter()
-            .flat_map(|&input| &graph.ty(input).dims)
-            .flat_map(Dim::symbols),
-    );
+    given.extend(graph.inputs().iter().flat_map(|&input| &graph.ty(input).dims).flat_map(Dim::symbols));
     let mut makers = BTreeMap::new();
     for (position, node) in graph.nodes().iter().enumerate() {
         for dim in node.outputs.iter().flat_map(|&output| &graph.ty(output).dims) {

@@ -43,24 +43,12 @@ pub struct Import {
 impl Import {
     /// A row of ai.onnx.
     pub const fn onnx(name: &'static str, since: i64, tier: u8, function: ImportFn) -> Import {
-        Import {
-            domain: "",
-            name,
-            since,
-            tier,
-            function,
-        }
+        Import { domain: "", name, since, tier, function }
     }
 
     /// A row of com.microsoft, of which there is one version.
     pub const fn microsoft(name: &'static str, tier: u8, function: ImportFn) -> Import {
-        Import {
-            domain: "com.microsoft",
-            name,
-            since: 1,
-            tier,
-            function,
-        }
+        Import { domain: "com.microsoft", name, since: 1, tier, function }
     }
 }
 
@@ -90,32 +78,20 @@ pub struct Imported {
 /// Makes a Graph of a model.
 pub fn import(file: &ModelFile, options: &ImportOptions) -> Result<Imported, ImportError> {
     let model = file.proto();
-    let graph = model
-        .graph
-        .as_ref()
-        .ok_or_else(|| ImportError::malformed("the model has no graph"))?;
+    let graph = model.graph.as_ref().ok_or_else(|| ImportError::malformed("the model has no graph"))?;
     let functions: BTreeMap<(&str, &str), &FunctionProto> = model
         .functions
         .iter()
         .map(|function| ((domain_of(&function.domain), function.name.as_str()), function))
         .collect();
-    let mut importer = Importer {
-        file,
-        functions,
-        unsupported: Vec::new(),
-        notices: Vec::new(),
-        nodes_seen: 0,
-    };
+    let mut importer = Importer { file, functions, unsupported: Vec::new(), notices: Vec::new(), nodes_seen: 0 };
     let mut builder = Builder::new(&graph.name);
     importer.add_initializers(&mut builder, graph, options)?;
     importer.add_inputs(&mut builder, graph, options)?;
     let opsets = opsets_of(model.opset_import.iter().map(|set| (set.domain.as_str(), set.version)));
     importer.import_nodes(&mut builder, &graph.node, &opsets, 0)?;
     if !importer.unsupported.is_empty() {
-        return Err(ImportError::Unsupported {
-            nodes: importer.unsupported,
-            total: importer.nodes_seen,
-        });
+        return Err(ImportError::Unsupported { nodes: importer.unsupported, total: importer.nodes_seen });
     }
     for output in &graph.output {
         let value = builder.lookup(&output.name).ok_or_else(|| {
@@ -127,10 +103,7 @@ pub fn import(file: &ModelFile, options: &ImportOptions) -> Result<Imported, Imp
         builder.graph.add_output(output.name.clone(), value);
     }
     let graph = live::remove_dead(builder.graph).map_err(|error| ImportError::malformed(error.to_string()))?;
-    Ok(Imported {
-        graph,
-        notices: importer.notices,
-    })
+    Ok(Imported { graph, notices: importer.notices })
 }
 
 /// Versions of the operator sets in force, by domain.
@@ -142,8 +115,7 @@ pub(crate) fn domain_of(domain: &str) -> &str {
 }
 
 fn opsets_of<'a>(sets: impl Iterator<Item = (&'a str, i64)>) -> Opsets {
-    sets.map(|(domain, version)| (domain_of(domain).to_string(), version))
-        .collect()
+    sets.map(|(domain, version)| (domain_of(domain).to_string(), version)).collect()
 }
 
 /// Nesting of functions and bodies beyond which a model is refused.
@@ -169,11 +141,7 @@ impl<'a> Importer<'a> {
     ) -> Result<(), ImportError> {
         for (position, node) in nodes.iter().enumerate() {
             self.nodes_seen += 1;
-            let name = if node.name.is_empty() {
-                format!("{}_{position}", node.op_type)
-            } else {
-                node.name.clone()
-            };
+            let name = if node.name.is_empty() { format!("{}_{position}", node.op_type) } else { node.name.clone() };
             if uses_missing(builder, node) {
                 builder.mark_missing(&node.output);
                 continue;
@@ -182,16 +150,14 @@ impl<'a> Importer<'a> {
                 Ok(values) => bind_outputs(builder, node, &name, values)?,
                 Err(Fault::Unsupported(reason)) => {
                     let version = opsets.get(domain_of(&node.domain)).copied().unwrap_or(0);
-                    self.unsupported
-                        .push(UnsupportedNode::new(node, &name, version, reason));
+                    self.unsupported.push(UnsupportedNode::new(node, &name, version, reason));
                     builder.mark_missing(&node.output);
                 }
                 Err(Fault::Listed) => builder.mark_missing(&node.output),
                 Err(Fault::NeedsValue { values, what }) if is_hopeless(builder, &values) => {
                     let version = opsets.get(domain_of(&node.domain)).copied().unwrap_or(0);
                     let reason = format!("{what} must be known before the model runs");
-                    self.unsupported
-                        .push(UnsupportedNode::new(node, &name, version, reason));
+                    self.unsupported.push(UnsupportedNode::new(node, &name, version, reason));
                     builder.mark_missing(&node.output);
                 }
                 Err(fault) => return Err(fault.at(&node.op_type, &name, builder)),
@@ -224,17 +190,8 @@ impl<'a> Importer<'a> {
         if let Some(import) = version.and_then(|version| operators::find(domain, &node.op_type, version)) {
             let attributes = Attributes::new(&node.attribute)?;
             let opset = version.unwrap_or(0);
-            let mut cx = NodeCx::new(
-                self,
-                builder,
-                node,
-                inputs,
-                attributes,
-                opsets,
-                opset,
-                Provenance::new(name),
-                depth,
-            );
+            let mut cx =
+                NodeCx::new(self, builder, node, inputs, attributes, opsets, opset, Provenance::new(name), depth);
             let values = (import.function)(&mut cx)?;
             cx.finish()?;
             return Ok(values);
@@ -242,11 +199,7 @@ impl<'a> Importer<'a> {
         if let Some(&function) = self.functions.get(&(domain, node.op_type.as_str())) {
             return self.inline_function(builder, function, node, inputs, depth);
         }
-        Err(Fault::Unsupported(operators::why_unknown(
-            domain,
-            &node.op_type,
-            version,
-        )))
+        Err(Fault::Unsupported(operators::why_unknown(domain, &node.op_type, version)))
     }
 
     /// Imports a function's body in place of a node, with its own names and operator sets.
@@ -264,12 +217,7 @@ impl<'a> Importer<'a> {
                 function.name
             )));
         }
-        let opsets = opsets_of(
-            function
-                .opset_import
-                .iter()
-                .map(|set| (set.domain.as_str(), set.version)),
-        );
+        let opsets = opsets_of(function.opset_import.iter().map(|set| (set.domain.as_str(), set.version)));
         let nodes = attributes::bind_function_attributes(function, &node.attribute);
         // Trailing inputs that are not written are absent too.
         let inputs = inputs.into_iter().chain(std::iter::repeat(None));

@@ -51,11 +51,7 @@ pub(super) fn named_activations(names: &[String], alphas: &[f64], betas: &[f64])
                 .ok_or_else(|| Fault::Unsupported(format!("activation '{name}' is not covered")))?;
             let alpha = row.alpha.map_or(0.0, |default| alphas.next().unwrap_or(default));
             let beta = row.beta.map_or(0.0, |default| betas.next().unwrap_or(default));
-            Ok(Activation {
-                func: row.func,
-                alpha,
-                beta,
-            })
+            Ok(Activation { func: row.func, alpha, beta })
         })
         .collect()
 }

@@ -115,20 +115,14 @@ fn attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         precision,
     };
     let attended = attend(cx, heads, &scoring)?;
-    let y = if is_flat {
-        merge_heads(cx, attended.y)?
-    } else {
-        attended.y
-    };
+    let y = if is_flat { merge_heads(cx, attended.y)? } else { attended.y };
     let scores = match output_mode {
         0 => attended.scores,
         1 => attended.capped,
         2 => attended.biased,
         3 => attended.probabilities,
         mode => {
-            return Err(Fault::Invalid(format!(
-                "attribute 'qk_matmul_output_mode' is {mode}; 0 to 3 was expected"
-            )));
+            return Err(Fault::Invalid(format!("attribute 'qk_matmul_output_mode' is {mode}; 0 to 3 was expected")));
         }
     };
     Ok(vec![y, k, v, scores])
@@ -140,18 +134,13 @@ fn split_heads(cx: &mut NodeCx<'_, '_>, x: ValueId, heads: i64) -> Result<ValueI
         [_, _, _, _] => Ok(x),
         [batch, length, width] => {
             if heads <= 0 {
-                return Err(Fault::Invalid(format!(
-                    "the number of heads is {heads}; 1 or more was expected"
-                )));
+                return Err(Fault::Invalid(format!("the number of heads is {heads}; 1 or more was expected")));
             }
             let size = width.floor_div(&Dim::from(heads));
             let split = cx.reshape(x, vec![batch.clone(), length.clone(), Dim::from(heads), size])?;
             cx.transpose(split, vec![0, 2, 1, 3])
         }
-        dims => Err(Fault::Invalid(format!(
-            "an operand has rank {}; 3 or 4 was expected",
-            dims.len()
-        ))),
+        dims => Err(Fault::Invalid(format!("an operand has rank {}; 3 or 4 was expected", dims.len()))),
     }
 }
 
@@ -165,10 +154,7 @@ fn merge_heads(cx: &mut NodeCx<'_, '_>, x: ValueId) -> Result<ValueId, Fault> {
 fn length_of(cx: &NodeCx<'_, '_>, x: ValueId) -> Result<Dim, Fault> {
     match &cx.dims(x)[..] {
         [_, _, length, _] => Ok(length.clone()),
-        dims => Err(Fault::Invalid(format!(
-            "an operand has rank {}; 4 was expected",
-            dims.len()
-        ))),
+        dims => Err(Fault::Invalid(format!("an operand has rank {}; 4 was expected", dims.len()))),
     }
 }
 
@@ -243,11 +229,7 @@ fn fit_mask(cx: &mut NodeCx<'_, '_>, mask: ValueId, k: ValueId) -> Result<ValueI
     }
     let mut hi = vec![Dim::ZERO; dims.len()];
     hi[dims.len() - 1] = &keys - last;
-    let fill = if cx.dtype(mask).is_bool() {
-        0.0
-    } else {
-        f64::NEG_INFINITY
-    };
+    let fill = if cx.dtype(mask).is_bool() { 0.0 } else { f64::NEG_INFINITY };
     cx.pad_end(mask, hi, fill)
 }
 
@@ -278,13 +260,7 @@ fn attend(cx: &mut NodeCx<'_, '_>, heads: Heads, scoring: &Scoring) -> Result<At
         probabilities = cx.select(is_empty, zero, probabilities)?;
     }
     let y = grouped_matmul(cx, probabilities, heads.v, false)?;
-    Ok(Attended {
-        y,
-        scores,
-        capped,
-        biased,
-        probabilities,
-    })
+    Ok(Attended { y, scores, capped, biased, probabilities })
 }
 
 /// q k^T * scale.
@@ -317,22 +293,13 @@ fn add_bias(cx: &mut NodeCx<'_, '_>, scoring: &Scoring, dtype: DType) -> Result<
 
 /// a [batch, heads, m, ..] times b [batch, key heads, ..]: heads that share a key head become rows of one matrix.
 fn grouped_matmul(cx: &mut NodeCx<'_, '_>, a: ValueId, b: ValueId, transpose_b: bool) -> Result<ValueId, Fault> {
-    let op = Matmul {
-        transpose_a: false,
-        transpose_b,
-    };
+    let op = Matmul { transpose_a: false, transpose_b };
     let (a_dims, b_dims) = (cx.dims(a), cx.dims(b));
     let [batch, heads, rows, inner] = &a_dims[..] else {
-        return Err(Fault::Invalid(format!(
-            "queries have rank {}; 4 was expected",
-            a_dims.len()
-        )));
+        return Err(Fault::Invalid(format!("queries have rank {}; 4 was expected", a_dims.len())));
     };
     let Some(key_heads) = b_dims.get(1) else {
-        return Err(Fault::Invalid(format!(
-            "keys have rank {}; 4 was expected",
-            b_dims.len()
-        )));
+        return Err(Fault::Invalid(format!("keys have rank {}; 4 was expected", b_dims.len())));
     };
     if heads == key_heads {
         return cx.add(op, &[a, b]);
@@ -340,9 +307,7 @@ fn grouped_matmul(cx: &mut NodeCx<'_, '_>, a: ValueId, b: ValueId, transpose_b: 
     let count = cx.number(heads, "the number of query heads")?;
     let key_count = cx.number(key_heads, "the number of key heads")?;
     if key_count == 0 || count % key_count != 0 {
-        return Err(Fault::Invalid(format!(
-            "{count} query heads cannot share {key_count} key heads evenly"
-        )));
+        return Err(Fault::Invalid(format!("{count} query heads cannot share {key_count} key heads evenly")));
     }
     let group = Dim::from(count / key_count);
     let stacked = cx.reshape(a, vec![batch.clone(), key_heads.clone(), group * rows, inner.clone()])?;

@@ -8,10 +8,7 @@ use crate::import::{Fault, Import, NodeCx};
 use crate::proto::GraphProto;
 
 /// Rows of this family.
-pub const IMPORTS: &[Import] = &[
-    Import::onnx("If", 1, 1, import_if),
-    Import::onnx("Loop", 1, 1, import_loop),
-];
+pub const IMPORTS: &[Import] = &[Import::onnx("If", 1, 1, import_if), Import::onnx("Loop", 1, 1, import_loop)];
 
 /// What an Import gives.
 type Values = Result<Vec<ValueId>, Fault>;
@@ -25,9 +22,7 @@ const UNROLLED_NODES_MAX: usize = 2048;
 const CARRIED_ATTEMPTS_MAX: usize = 4;
 
 fn body_attribute<'n>(cx: &NodeCx<'n, '_>, name: &str) -> Result<&'n GraphProto, Fault> {
-    cx.attributes()
-        .graph(name)?
-        .ok_or_else(|| Fault::Invalid(format!("attribute '{name}' is missing")))
+    cx.attributes().graph(name)?.ok_or_else(|| Fault::Invalid(format!("attribute '{name}' is missing")))
 }
 
 fn import_if(cx: &mut NodeCx<'_, '_>) -> Values {
@@ -38,10 +33,8 @@ fn import_if(cx: &mut NodeCx<'_, '_>) -> Values {
         return cx.inline(if is_true { then_proto } else { else_proto }, &[]);
     }
     let bodies = [then_proto, else_proto];
-    let undecided = || Fault::NeedsValue {
-        values: vec![condition],
-        what: "the condition of two unlike branches".into(),
-    };
+    let undecided =
+        || Fault::NeedsValue { values: vec![condition], what: "the condition of two unlike branches".into() };
     let (then_body, else_body) = match (cx.body(then_proto, &bodies, &[]), cx.body(else_proto, &bodies, &[])) {
         (Ok(then_body), Ok(else_body)) => (then_body, else_body),
         // A branch that can never be taken with these shapes need not make sense.
@@ -67,23 +60,16 @@ fn output_types(body: &Graph) -> Vec<&Type> {
 fn constant_bool(tensor: &Tensor, what: &str) -> Result<bool, Fault> {
     match tensor.to_bools().as_deref() {
         Ok(&[is_true]) => Ok(is_true),
-        _ => Err(Fault::Invalid(format!(
-            "{what} is {}; one bool was expected",
-            tensor.type_()
-        ))),
+        _ => Err(Fault::Invalid(format!("{what} is {}; one bool was expected", tensor.type_()))),
     }
 }
 
 fn import_loop(cx: &mut NodeCx<'_, '_>) -> Values {
     let proto = body_attribute(cx, "body")?;
-    let carried: Vec<ValueId> = (2..cx.input_count())
-        .map(|position| cx.input(position))
-        .collect::<Result<_, _>>()?;
+    let carried: Vec<ValueId> = (2..cx.input_count()).map(|position| cx.input(position)).collect::<Result<_, _>>()?;
     if proto.output.len() < 1 + carried.len() {
         let (found, expected) = (proto.output.len(), 1 + carried.len());
-        return Err(Fault::Invalid(format!(
-            "the body has {found} outputs; {expected} or more were expected"
-        )));
+        return Err(Fault::Invalid(format!("the body has {found} outputs; {expected} or more were expected")));
     }
     let trips = match cx.optional(0) {
         Some(trips) => cx.reshape(trips, Vec::new())?,
@@ -100,13 +86,7 @@ fn import_loop(cx: &mut NodeCx<'_, '_>) -> Values {
     let mut inputs = vec![trips, condition];
     inputs.extend(&carried);
     inputs.extend(cx.captures(&[proto]).into_iter().map(|(_, value)| value));
-    cx.add_node(
-        Loop {
-            body,
-            carried: carried.len(),
-        },
-        &inputs,
-    )
+    cx.add_node(Loop { body, carried: carried.len() }, &inputs)
 }
 
 /// The rounds of a short loop one after the other, if every round's condition is known.
@@ -164,15 +144,11 @@ fn loop_body(cx: &mut NodeCx<'_, '_>, proto: &GraphProto, carried: &[ValueId]) -
             let after = body.ty(body.outputs()[1 + at].value);
             let before = &mut parameters[2 + at];
             if after.dtype != before.dtype || after.rank() != before.rank() {
-                return Err(Fault::Unsupported(format!(
-                    "carried value {at} changes from {before} to {after}"
-                )));
+                return Err(Fault::Unsupported(format!("carried value {at} changes from {before} to {after}")));
             }
             for (axis, dim) in before.dims.iter_mut().enumerate() {
                 // A symbol that was made here may change from round to round.
-                let is_own = dim
-                    .as_symbol()
-                    .is_some_and(|symbol| symbol.as_str().starts_with(CARRIED_STEM));
+                let is_own = dim.as_symbol().is_some_and(|symbol| symbol.as_str().starts_with(CARRIED_STEM));
                 if after.dims[axis] != *dim && !is_own {
                     *dim = cx.fresh_dim(CARRIED_STEM, None);
                     has_changed = true;

@@ -37,24 +37,9 @@ fn fused_conv(cx: &mut NodeCx<'_, '_>) -> Outputs {
 fn add_conv(cx: &mut NodeCx<'_, '_>) -> Result<ValueId, Fault> {
     let (x, filter) = (cx.input(0)?, cx.input(1)?);
     let (sliding, groups) = read_filter(cx, x, filter)?;
-    let Sliding {
-        stride,
-        pad_lo,
-        pad_hi,
-        dilation,
-        ..
-    } = sliding;
+    let Sliding { stride, pad_lo, pad_hi, dilation, .. } = sliding;
     let inputs: Vec<ValueId> = [Some(x), Some(filter), cx.optional(2)].into_iter().flatten().collect();
-    cx.add(
-        Conv {
-            stride,
-            pad_lo,
-            pad_hi,
-            dilation,
-            groups,
-        },
-        &inputs,
-    )
+    cx.add(Conv { stride, pad_lo, pad_hi, dilation, groups }, &inputs)
 }
 
 fn conv_integer(cx: &mut NodeCx<'_, '_>) -> Outputs {
@@ -62,20 +47,8 @@ fn conv_integer(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let (sliding, groups) = read_filter(cx, x, filter)?;
     let x_zero = zero_point(cx, 2, x)?;
     let filter_zero = zero_point(cx, 3, filter)?;
-    let Sliding {
-        stride,
-        pad_lo,
-        pad_hi,
-        dilation,
-        ..
-    } = sliding;
-    let op = ConvInt {
-        stride,
-        pad_lo,
-        pad_hi,
-        dilation,
-        groups,
-    };
+    let Sliding { stride, pad_lo, pad_hi, dilation, .. } = sliding;
+    let op = ConvInt { stride, pad_lo, pad_hi, dilation, groups };
     Ok(vec![cx.add(op, &[x, filter, x_zero, filter_zero])?])
 }
 
@@ -87,10 +60,7 @@ fn conv_transpose(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let window = window_of(cx, filter)?;
     let mut sliding = Sliding::read_explicit(cx, rank, window)?;
     let groups = read_groups(cx)?;
-    let output_pad = cx
-        .sizes("output_padding")?
-        .filter(|list| !list.is_empty())
-        .unwrap_or_else(|| vec![0; rank]);
+    let output_pad = cx.sizes("output_padding")?.filter(|list| !list.is_empty()).unwrap_or_else(|| vec![0; rank]);
     let output_shape = cx.ints("output_shape")?.filter(|list| !list.is_empty());
     if output_pad.len() != rank {
         return Err(Fault::Invalid(format!(
@@ -100,25 +70,18 @@ fn conv_transpose(cx: &mut NodeCx<'_, '_>) -> Outputs {
     }
     let wanted: Option<Vec<Dim>> = match output_shape {
         // Some exporters give batch and channels too.
-        Some(shape) if shape.len() == rank || shape.len() == rank + 2 => Some(
-            shape[shape.len() - rank..]
-                .iter()
-                .map(|&size| Dim::from(size))
-                .collect(),
-        ),
+        Some(shape) if shape.len() == rank || shape.len() == rank + 2 => {
+            Some(shape[shape.len() - rank..].iter().map(|&size| Dim::from(size)).collect())
+        }
         Some(shape) => {
             return Err(Fault::Invalid(format!(
                 "attribute 'output_shape' has {} entries; {rank} were expected",
                 shape.len()
             )));
         }
-        None if matches!(auto_pad, AutoPad::SameUpper | AutoPad::SameLower) => Some(
-            spatial
-                .iter()
-                .zip(&sliding.stride)
-                .map(|(size, &stride)| size * Dim::from(stride))
-                .collect(),
-        ),
+        None if matches!(auto_pad, AutoPad::SameUpper | AutoPad::SameLower) => {
+            Some(spatial.iter().zip(&sliding.stride).map(|(size, &stride)| size * Dim::from(stride)).collect())
+        }
         None => None,
     };
     if let Some(wanted) = wanted {
@@ -129,11 +92,7 @@ fn conv_transpose(cx: &mut NodeCx<'_, '_>) -> Outputs {
             let total = natural - &wanted[axis];
             // An output larger than the natural one has its extra elements at the end.
             let half = Dim::max(&total, &Dim::ZERO).floor_div(&Dim::from(2));
-            let lo = if auto_pad == AutoPad::SameUpper {
-                half
-            } else {
-                Dim::max(&total, &Dim::ZERO) - half
-            };
+            let lo = if auto_pad == AutoPad::SameUpper { half } else { Dim::max(&total, &Dim::ZERO) - half };
             sliding.pad_hi[axis] = total - &lo;
             sliding.pad_lo[axis] = lo;
         }
@@ -141,25 +100,9 @@ fn conv_transpose(cx: &mut NodeCx<'_, '_>) -> Outputs {
         sliding.pad_lo = vec![Dim::ZERO; rank];
         sliding.pad_hi = vec![Dim::ZERO; rank];
     }
-    let Sliding {
-        stride,
-        pad_lo,
-        pad_hi,
-        dilation,
-        ..
-    } = sliding;
+    let Sliding { stride, pad_lo, pad_hi, dilation, .. } = sliding;
     let inputs: Vec<ValueId> = [Some(x), Some(filter), cx.optional(2)].into_iter().flatten().collect();
-    Ok(vec![cx.add(
-        ConvTranspose {
-            stride,
-            pad_lo,
-            pad_hi,
-            output_pad,
-            dilation,
-            groups,
-        },
-        &inputs,
-    )?])
+    Ok(vec![cx.add(ConvTranspose { stride, pad_lo, pad_hi, output_pad, dilation, groups }, &inputs)?])
 }
 
 /// How a convolution's filter slides over x, and into how many groups the channels fall.
@@ -182,14 +125,12 @@ fn spatial_dims(cx: &NodeCx<'_, '_>, x: ValueId, filter: ValueId) -> Result<Vec<
 
 /// Spatial sizes of a filter; `kernel_shape` repeats them where it is given.
 fn window_of(cx: &NodeCx<'_, '_>, filter: ValueId) -> Result<Vec<usize>, Fault> {
-    let window: Vec<usize> = cx.dims(filter)[2..]
-        .iter()
-        .map(|dim| cx.number(dim, "the filter's size"))
-        .collect::<Result<_, _>>()?;
+    let window: Vec<usize> =
+        cx.dims(filter)[2..].iter().map(|dim| cx.number(dim, "the filter's size")).collect::<Result<_, _>>()?;
     match cx.sizes("kernel_shape")? {
-        Some(given) if !given.is_empty() && given != window => Err(Fault::Invalid(format!(
-            "attribute 'kernel_shape' is {given:?}, but the filter has {window:?}"
-        ))),
+        Some(given) if !given.is_empty() && given != window => {
+            Err(Fault::Invalid(format!("attribute 'kernel_shape' is {given:?}, but the filter has {window:?}")))
+        }
         _ => Ok(window),
     }
 }

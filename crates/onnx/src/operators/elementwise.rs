@@ -36,14 +36,10 @@ pub const IMPORTS: &[Import] = &[
     Import::onnx("IsNaN", 9, 1, |cx| unary(cx, UnaryFn::IsNan)),
     Import::onnx("IsInf", 10, 1, is_inf),
     Import::onnx("Relu", 6, 1, |cx| unary(cx, UnaryFn::Relu)),
-    Import::onnx("LeakyRelu", 6, 1, |cx| {
-        unary_alpha(cx, UnaryFn::Leaky, f64::from(0.01f32))
-    }),
+    Import::onnx("LeakyRelu", 6, 1, |cx| unary_alpha(cx, UnaryFn::Leaky, f64::from(0.01f32))),
     Import::onnx("Elu", 6, 1, |cx| unary_alpha(cx, UnaryFn::Elu, 1.0)),
     Import::onnx("Celu", 12, 2, |cx| unary_alpha(cx, UnaryFn::Celu, 1.0)),
-    Import::onnx("ThresholdedRelu", 10, 2, |cx| {
-        unary_alpha(cx, UnaryFn::Thresholded, 1.0)
-    }),
+    Import::onnx("ThresholdedRelu", 10, 2, |cx| unary_alpha(cx, UnaryFn::Thresholded, 1.0)),
     Import::onnx("Selu", 6, 1, selu),
     Import::onnx("Gelu", 20, 1, gelu),
     Import::onnx("Mish", 18, 1, |cx| unary(cx, UnaryFn::Mish)),
@@ -90,9 +86,7 @@ pub const IMPORTS: &[Import] = &[
     Import::microsoft("Gelu", 1, |cx| unary(cx, UnaryFn::GeluErf)),
     Import::microsoft("FastGelu", 1, |cx| biased_gelu(cx, UnaryFn::GeluTanh)),
     Import::microsoft("BiasGelu", 1, |cx| biased_gelu(cx, UnaryFn::GeluErf)),
-    Import::microsoft("QuickGelu", 1, |cx| {
-        unary_alpha(cx, UnaryFn::QuickGelu, f64::from(1.702f32))
-    }),
+    Import::microsoft("QuickGelu", 1, |cx| unary_alpha(cx, UnaryFn::QuickGelu, f64::from(1.702f32))),
 ];
 
 /// What an Import gives.
@@ -132,9 +126,7 @@ fn gelu(cx: &mut NodeCx<'_, '_>) -> Values {
         "none" => UnaryFn::GeluErf,
         "tanh" => UnaryFn::GeluTanh,
         other => {
-            return Err(Fault::Invalid(format!(
-                "attribute 'approximate' is '{other}'; 'none' or 'tanh' was expected"
-            )));
+            return Err(Fault::Invalid(format!("attribute 'approximate' is '{other}'; 'none' or 'tanh' was expected")));
         }
     };
     unary(cx, func)
@@ -155,11 +147,7 @@ fn shrink(cx: &mut NodeCx<'_, '_>) -> Values {
 /// x * sigmoid(alpha * x) of input 0.
 fn swish(cx: &mut NodeCx<'_, '_>) -> Result<ValueId, Fault> {
     let (x, alpha) = (cx.input(0)?, cx.float("alpha", 1.0)?);
-    let func = if alpha == 1.0 {
-        UnaryFn::Silu
-    } else {
-        UnaryFn::QuickGelu
-    };
+    let func = if alpha == 1.0 { UnaryFn::Silu } else { UnaryFn::QuickGelu };
     cx.unary_with(func, alpha, 0.0, x)
 }
 
@@ -183,11 +171,7 @@ fn binary(cx: &mut NodeCx<'_, '_>, func: BinaryFn) -> Values {
 }
 
 fn modulo(cx: &mut NodeCx<'_, '_>) -> Values {
-    let func = if cx.flag("fmod", false)? {
-        BinaryFn::Fmod
-    } else {
-        BinaryFn::Mod
-    };
+    let func = if cx.flag("fmod", false)? { BinaryFn::Fmod } else { BinaryFn::Mod };
     binary(cx, func)
 }
 
@@ -196,9 +180,7 @@ fn bit_shift(cx: &mut NodeCx<'_, '_>) -> Values {
         "LEFT" => BinaryFn::Shl,
         "RIGHT" => BinaryFn::Shr,
         other => {
-            return Err(Fault::Invalid(format!(
-                "attribute 'direction' is '{other}'; LEFT or RIGHT was expected"
-            )));
+            return Err(Fault::Invalid(format!("attribute 'direction' is '{other}'; LEFT or RIGHT was expected")));
         }
     };
     binary(cx, func)
@@ -210,8 +192,7 @@ fn fold_inputs(cx: &mut NodeCx<'_, '_>, func: BinaryFn) -> Result<ValueId, Fault
     let Some((&first, rest)) = inputs.split_first() else {
         return Err(Fault::Invalid("no inputs; at least one was expected".to_string()));
     };
-    rest.iter()
-        .try_fold(first, |folded, &input| cx.binary(func, folded, input))
+    rest.iter().try_fold(first, |folded, &input| cx.binary(func, folded, input))
 }
 
 fn mean(cx: &mut NodeCx<'_, '_>) -> Values {
@@ -284,9 +265,7 @@ fn exact_number(cx: &NodeCx<'_, '_>, value: ValueId) -> Option<f64> {
 }
 
 fn cast(cx: &mut NodeCx<'_, '_>) -> Values {
-    let to = cx
-        .dtype_attribute("to")?
-        .ok_or_else(|| Fault::Invalid("attribute 'to' is missing".to_string()))?;
+    let to = cx.dtype_attribute("to")?.ok_or_else(|| Fault::Invalid("attribute 'to' is missing".to_string()))?;
     cast_to(cx, to)
 }
 
@@ -301,9 +280,7 @@ fn cast_to(cx: &mut NodeCx<'_, '_>, to: DType) -> Values {
     if cx.opset() >= 24 {
         let mode = cx.string("round_mode", "up")?;
         if to == DType::F8E8M0 && mode != "up" {
-            return Err(Fault::Unsupported(format!(
-                "round_mode '{mode}' to f8e8m0 is not covered"
-            )));
+            return Err(Fault::Unsupported(format!("round_mode '{mode}' to f8e8m0 is not covered")));
         }
     }
     let x = cx.input(0)?;
@@ -314,9 +291,7 @@ fn cast_to(cx: &mut NodeCx<'_, '_>, to: DType) -> Values {
 }
 
 fn bit_cast(cx: &mut NodeCx<'_, '_>) -> Values {
-    let to = cx
-        .dtype_attribute("to")?
-        .ok_or_else(|| Fault::Invalid("attribute 'to' is missing".to_string()))?;
+    let to = cx.dtype_attribute("to")?.ok_or_else(|| Fault::Invalid("attribute 'to' is missing".to_string()))?;
     let x = cx.input(0)?;
     one(cx.add(Bitcast { to }, &[x]))
 }
@@ -342,9 +317,7 @@ fn dropout_12(cx: &mut NodeCx<'_, '_>) -> Values {
             None => 0.5,
         };
         if ratio != 0.0 {
-            return Err(Fault::Unsupported(
-                "training_mode is true; export the model for inference".to_string(),
-            ));
+            return Err(Fault::Unsupported("training_mode is true; export the model for inference".to_string()));
         }
     }
     kept(cx, x, DType::Bool)

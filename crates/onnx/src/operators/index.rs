@@ -86,9 +86,7 @@ fn scatter_nd(cx: &mut NodeCx<'_, '_>) -> Values {
 fn check_tuples(cx: &NodeCx<'_, '_>, indices: ValueId) -> Result<(), Fault> {
     match cx.dims(indices).last() {
         Some(length) => cx.number(length, "the length of index tuples").map(drop),
-        None => Err(Fault::Invalid(
-            "the indices are a scalar; rank 1 or more was expected".to_string(),
-        )),
+        None => Err(Fault::Invalid("the indices are a scalar; rank 1 or more was expected".to_string())),
     }
 }
 
@@ -101,15 +99,11 @@ fn tensor_scatter(cx: &mut NodeCx<'_, '_>) -> Values {
         "linear" => false,
         "circular" => true,
         other => {
-            return Err(Fault::Invalid(format!(
-                "attribute 'mode' is '{other}'; linear or circular was expected"
-            )));
+            return Err(Fault::Invalid(format!("attribute 'mode' is '{other}'; linear or circular was expected")));
         }
     };
     if axis == 0 || cx.rank(update) != rank {
-        return Err(Fault::Invalid(format!(
-            "axis {axis} of a cache of rank {rank} cannot be written"
-        )));
+        return Err(Fault::Invalid(format!("axis {axis} of a cache of rank {rank} cannot be written")));
     }
     let (cache_dims, update_dims) = (cx.dims(cache), cx.dims(update));
     let mut positions = cx.iota_along(DType::I64, update_dims[axis].clone(), axis, rank)?;
@@ -124,20 +118,11 @@ fn tensor_scatter(cx: &mut NodeCx<'_, '_>) -> Values {
         positions = cx.binary(BinaryFn::Mod, positions, length)?;
     }
     let indices = cx.broadcast(positions, update_dims)?;
-    Ok(vec![cx.add(
-        ScatterElements {
-            func: ScatterFn::Replace,
-            axis,
-        },
-        &[cache, indices, update],
-    )?])
+    Ok(vec![cx.add(ScatterElements { func: ScatterFn::Replace, axis }, &[cache, indices, update])?])
 }
 
 fn topk_1(cx: &mut NodeCx<'_, '_>) -> Values {
-    let k = cx
-        .attributes()
-        .int("k")?
-        .ok_or_else(|| Fault::Invalid("attribute 'k' is missing".to_string()))?;
+    let k = cx.attributes().int("k")?.ok_or_else(|| Fault::Invalid("attribute 'k' is missing".to_string()))?;
     topk(cx, Dim::from(k), true)
 }
 
@@ -181,10 +166,7 @@ fn non_max_suppression(cx: &mut NodeCx<'_, '_>) -> Values {
     let threshold = |position: usize, what: &str| match cx.optional(position) {
         Some(value) => match cx.require_floats(value, what)?[..] {
             [number] => Ok(Some(number)),
-            ref numbers => Err(Fault::Invalid(format!(
-                "{what} has {} elements; one was expected",
-                numbers.len()
-            ))),
+            ref numbers => Err(Fault::Invalid(format!("{what} has {} elements; one was expected", numbers.len()))),
         },
         None => Ok(None),
     };
@@ -214,10 +196,7 @@ fn one_hot(cx: &mut NodeCx<'_, '_>) -> Values {
         true => match cx.require_floats(depth, "depth")?[..] {
             [number] => Dim::from(number as i64),
             ref numbers => {
-                return Err(Fault::Invalid(format!(
-                    "depth has {} elements; one was expected",
-                    numbers.len()
-                )));
+                return Err(Fault::Invalid(format!("depth has {} elements; one was expected", numbers.len())));
             }
         },
         false => cx.require_size(depth, "depth")?,
@@ -246,11 +225,7 @@ fn hardmax_1(cx: &mut NodeCx<'_, '_>) -> Values {
     let x = cx.input(0)?;
     let dims = cx.dims(x);
     let axis = cx.int("axis", 1)?;
-    let axis = if axis == dims.len() as i64 {
-        dims.len()
-    } else {
-        cx.axis(axis, dims.len())?
-    };
+    let axis = if axis == dims.len() as i64 { dims.len() } else { cx.axis(axis, dims.len())? };
     let (rows, columns) = dims.split_at(axis);
     let matrix = cx.reshape(x, vec![rows.iter().product(), columns.iter().product()])?;
     let hardmax = hardmax(cx, matrix, 1)?;
@@ -265,15 +240,7 @@ fn hardmax_13(cx: &mut NodeCx<'_, '_>) -> Values {
 
 /// 1 at the first largest element along the axis, else 0.
 fn hardmax(cx: &mut NodeCx<'_, '_>, x: ValueId, axis: usize) -> Result<ValueId, Fault> {
-    let largest = cx.add(
-        ArgReduce {
-            func: ArgFn::Max,
-            axis,
-            keep_dims: true,
-            last: false,
-        },
-        &[x],
-    )?;
+    let largest = cx.add(ArgReduce { func: ArgFn::Max, axis, keep_dims: true, last: false }, &[x])?;
     let positions = cx.iota_along(DType::I64, cx.dims(x).swap_remove(axis), axis, cx.rank(x))?;
     let is_largest = cx.compare(CompareFn::Eq, positions, largest)?;
     cx.cast(is_largest, cx.dtype(x))

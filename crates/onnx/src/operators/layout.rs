@@ -35,19 +35,13 @@ fn transpose(cx: &mut NodeCx<'_, '_>) -> Values {
         None => (0..rank).rev().collect(),
     };
     if perm.len() != rank {
-        return Err(Fault::Invalid(format!(
-            "attribute 'perm' has {} entries for rank {rank}",
-            perm.len()
-        )));
+        return Err(Fault::Invalid(format!("attribute 'perm' has {} entries for rank {rank}", perm.len())));
     }
     Ok(vec![cx.transpose(x, perm)?])
 }
 
 fn concat(cx: &mut NodeCx<'_, '_>) -> Values {
-    let axis = cx
-        .attributes()
-        .int("axis")?
-        .ok_or_else(|| Fault::Invalid("attribute 'axis' is missing".to_string()))?;
+    let axis = cx.attributes().int("axis")?.ok_or_else(|| Fault::Invalid("attribute 'axis' is missing".to_string()))?;
     let inputs = cx.all_inputs()?;
     let Some(&first) = inputs.first() else {
         return Err(Fault::Invalid("no inputs; at least one was expected".to_string()));
@@ -57,9 +51,7 @@ fn concat(cx: &mut NodeCx<'_, '_>) -> Values {
 }
 
 fn split_2(cx: &mut NodeCx<'_, '_>) -> Values {
-    let sizes = cx
-        .ints("split")?
-        .map(|sizes| sizes.into_iter().map(Dim::from).collect());
+    let sizes = cx.ints("split")?.map(|sizes| sizes.into_iter().map(Dim::from).collect());
     split(cx, sizes)
 }
 
@@ -75,30 +67,20 @@ fn split(cx: &mut NodeCx<'_, '_>, sizes: Option<Vec<Dim>>) -> Values {
     let x = cx.input(0)?;
     let axis = cx.axis(cx.int("axis", 0)?, cx.rank(x))?;
     let dim = cx.dims(x).swap_remove(axis);
-    let parts = if cx.opset() >= 18 {
-        cx.attributes().int("num_outputs")?
-    } else {
-        None
-    };
+    let parts = if cx.opset() >= 18 { cx.attributes().int("num_outputs")? } else { None };
     let sizes = match (sizes, parts) {
         (Some(_), Some(_)) => return Err(Fault::Invalid("both 'split' and 'num_outputs' are given".to_string())),
         (Some(sizes), None) => sizes,
         (None, Some(parts)) => chunks(cx, &dim, parts)?,
         (None, None) => {
             let count = cx.output_count();
-            let part = cx.divide_exact(
-                &dim,
-                count as i64,
-                &format!("axis {axis}, split into {count} equal parts"),
-            )?;
+            let part = cx.divide_exact(&dim, count as i64, &format!("axis {axis}, split into {count} equal parts"))?;
             vec![part; count]
         }
     };
     let total: Dim = sizes.iter().sum();
     if total.is_const() && dim.is_const() && total != dim {
-        return Err(Fault::Invalid(format!(
-            "axis {axis} of size {dim} is split into parts of {total} together"
-        )));
+        return Err(Fault::Invalid(format!("axis {axis} of size {dim} is split into parts of {total} together")));
     }
     let mut start = Dim::ZERO;
     let mut values = Vec::with_capacity(sizes.len());
@@ -113,21 +95,15 @@ fn split(cx: &mut NodeCx<'_, '_>, sizes: Option<Vec<Dim>>) -> Values {
 fn chunks(cx: &NodeCx<'_, '_>, dim: &Dim, parts: i64) -> Result<Vec<Dim>, Fault> {
     if parts < 1 || parts != cx.output_count() as i64 {
         let outputs = cx.output_count();
-        return Err(Fault::Invalid(format!(
-            "attribute 'num_outputs' is {parts}; the node has {outputs} outputs"
-        )));
+        return Err(Fault::Invalid(format!("attribute 'num_outputs' is {parts}; the node has {outputs} outputs")));
     }
     let chunk = dim.ceil_div(&Dim::from(parts));
     let end = |part: i64| Dim::min(&(&chunk * part), dim);
-    Ok((0..parts)
-        .map(|part| cx.simplify(&(end(part + 1) - end(part))))
-        .collect())
+    Ok((0..parts).map(|part| cx.simplify(&(end(part + 1) - end(part)))).collect())
 }
 
 fn pad_2(cx: &mut NodeCx<'_, '_>) -> Values {
-    let pads = cx
-        .ints("pads")?
-        .ok_or_else(|| Fault::Invalid("attribute 'pads' is missing".to_string()))?;
+    let pads = cx.ints("pads")?.ok_or_else(|| Fault::Invalid("attribute 'pads' is missing".to_string()))?;
     let number = cx.float("value", 0.0)?;
     let x = cx.input(0)?;
     let fill = cx.scalar(cx.dtype(x), number)?;
@@ -160,11 +136,7 @@ fn pad(cx: &mut NodeCx<'_, '_>, pads: Vec<Dim>, axes: &[usize], fill: ValueId) -
         other => return Err(Fault::Invalid(format!("attribute 'mode' is '{other}'"))),
     };
     if pads.len() != 2 * axes.len() {
-        return Err(Fault::Invalid(format!(
-            "{} pads are given for {} axes",
-            pads.len(),
-            axes.len()
-        )));
+        return Err(Fault::Invalid(format!("{} pads are given for {} axes", pads.len(), axes.len())));
     }
     let x = cx.input(0)?;
     let (mut lo, mut hi) = (vec![Dim::ZERO; cx.rank(x)], vec![Dim::ZERO; cx.rank(x)]);
@@ -196,21 +168,13 @@ fn pad_with(
 fn block_and_order(cx: &NodeCx<'_, '_>, since_mode: i64) -> Result<(i64, bool), Fault> {
     let block = cx.int("blocksize", 0)?;
     if block < 1 {
-        return Err(Fault::Invalid(format!(
-            "attribute 'blocksize' is {block}; 1 or more was expected"
-        )));
+        return Err(Fault::Invalid(format!("attribute 'blocksize' is {block}; 1 or more was expected")));
     }
-    let mode = if cx.opset() >= since_mode {
-        cx.string("mode", "DCR")?
-    } else {
-        "DCR".to_string()
-    };
+    let mode = if cx.opset() >= since_mode { cx.string("mode", "DCR")? } else { "DCR".to_string() };
     match mode.as_str() {
         "DCR" => Ok((block, false)),
         "CRD" => Ok((block, true)),
-        other => Err(Fault::Invalid(format!(
-            "attribute 'mode' is '{other}'; DCR or CRD was expected"
-        ))),
+        other => Err(Fault::Invalid(format!("attribute 'mode' is '{other}'; DCR or CRD was expected"))),
     }
 }
 
@@ -243,11 +207,7 @@ fn space_to_depth(cx: &mut NodeCx<'_, '_>) -> Values {
     let (rows, columns) = (h.floor_div(&b), w.floor_div(&b));
     let apart = vec![n.clone(), c.clone(), rows.clone(), b.clone(), columns.clone(), b];
     let apart = cx.reshape(x, apart)?;
-    let perm = if is_depth_outer {
-        vec![0, 1, 3, 5, 2, 4]
-    } else {
-        vec![0, 3, 5, 1, 2, 4]
-    };
+    let perm = if is_depth_outer { vec![0, 1, 3, 5, 2, 4] } else { vec![0, 3, 5, 1, 2, 4] };
     let moved = cx.transpose(apart, perm)?;
     Ok(vec![cx.reshape(moved, vec![n, c * block * block, rows, columns])?])
 }
@@ -258,10 +218,7 @@ fn trilu(cx: &mut NodeCx<'_, '_>) -> Values {
     let x = cx.input(0)?;
     let dims = cx.dims(x);
     let [.., rows, columns] = &dims[..] else {
-        return Err(Fault::Invalid(format!(
-            "the input has rank {}; 2 or more was expected",
-            dims.len()
-        )));
+        return Err(Fault::Invalid(format!("the input has rank {}; 2 or more was expected", dims.len())));
     };
     let diagonal = match cx.optional(1) {
         Some(k) => cx.require_dim(k, "k")?,
@@ -286,11 +243,7 @@ fn center_crop_pad(cx: &mut NodeCx<'_, '_>) -> Values {
     };
     let sizes = cx.sizes_or_value(shape, "the shape")?;
     if sizes.len() != axes.len() {
-        return Err(Fault::Invalid(format!(
-            "{} sizes are given for {} axes",
-            sizes.len(),
-            axes.len()
-        )));
+        return Err(Fault::Invalid(format!("{} sizes are given for {} axes", sizes.len(), axes.len())));
     }
     let dims = cx.dims(x);
     let (mut lo, mut hi) = (vec![Dim::ZERO; rank], vec![Dim::ZERO; rank]);

@@ -43,9 +43,7 @@ pub(super) fn matmul_of_vectors(
 ) -> Result<ValueId, Fault> {
     let (a_rank, b_rank) = (cx.rank(a), cx.rank(b));
     if a_rank == 0 || b_rank == 0 {
-        return Err(Fault::Invalid(
-            "an operand is a scalar; rank 1 or more was expected".to_string(),
-        ));
+        return Err(Fault::Invalid("an operand is a scalar; rank 1 or more was expected".to_string()));
     }
     let row = if a_rank == 1 { cx.unsqueeze(a, &[0])? } else { a };
     let column = if b_rank == 1 { cx.unsqueeze(b, &[1])? } else { b };
@@ -78,19 +76,9 @@ fn add_gemm(cx: &mut NodeCx<'_, '_>) -> Result<ValueId, Fault> {
     let (transpose_a, transpose_b) = (cx.flag("transA", false)?, cx.flag("transB", false)?);
     let (alpha, beta) = (cx.float("alpha", 1.0)?, cx.float("beta", 1.0)?);
     if cx.rank(a) != 2 || cx.rank(b) != 2 {
-        return Err(Fault::Invalid(format!(
-            "operands have ranks {} and {}; 2 was expected",
-            cx.rank(a),
-            cx.rank(b)
-        )));
+        return Err(Fault::Invalid(format!("operands have ranks {} and {}; 2 was expected", cx.rank(a), cx.rank(b))));
     }
-    let product = cx.add(
-        Matmul {
-            transpose_a,
-            transpose_b,
-        },
-        &[a, b],
-    )?;
+    let product = cx.add(Matmul { transpose_a, transpose_b }, &[a, b])?;
     let product = scale(cx, product, alpha)?;
     match cx.optional(2) {
         Some(addend) if beta != 0.0 => {
@@ -115,14 +103,8 @@ fn matmul_integer(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let (a, b) = (cx.input(0)?, cx.input(1)?);
     let (a_zero, b_zero) = (zero_point(cx, 2, a)?, zero_point(cx, 3, b)?);
     // A vector of zero points is one a row of A; the op wants it beside the rows.
-    let a_zero = if cx.rank(a_zero) == 1 {
-        cx.unsqueeze(a_zero, &[1])?
-    } else {
-        a_zero
-    };
-    Ok(vec![matmul_of_vectors(cx, a, b, |cx, a, b| {
-        cx.add(MatmulInt {}, &[a, b, a_zero, b_zero])
-    })?])
+    let a_zero = if cx.rank(a_zero) == 1 { cx.unsqueeze(a_zero, &[1])? } else { a_zero };
+    Ok(vec![matmul_of_vectors(cx, a, b, |cx, a, b| cx.add(MatmulInt {}, &[a, b, a_zero, b_zero]))?])
 }
 
 /// The zero point of an 8-bit operand: the input at `position`, one element as a scalar, or 0 where it is absent.
@@ -159,10 +141,7 @@ fn add_fused_matmul(cx: &mut NodeCx<'_, '_>) -> Result<ValueId, Fault> {
     let a = if batch_a { first_axis_after_batch(cx, a)? } else { a };
     let b = if batch_b { first_axis_after_batch(cx, b)? } else { b };
     // A vector has nothing to transpose.
-    let op = Matmul {
-        transpose_a: transpose_a && cx.rank(a) > 1,
-        transpose_b: transpose_b && cx.rank(b) > 1,
-    };
+    let op = Matmul { transpose_a: transpose_a && cx.rank(a) > 1, transpose_b: transpose_b && cx.rank(b) > 1 };
     let y = matmul_of_vectors(cx, a, b, |cx, a, b| cx.add(op, &[a, b]))?;
     scale(cx, y, alpha)
 }
@@ -179,11 +158,7 @@ fn first_axis_after_batch(cx: &mut NodeCx<'_, '_>, x: ValueId) -> Result<ValueId
 }
 
 fn scale(cx: &mut NodeCx<'_, '_>, x: ValueId, factor: f64) -> Result<ValueId, Fault> {
-    if factor == 1.0 {
-        Ok(x)
-    } else {
-        cx.binary_scalar(BinaryFn::Mul, x, factor)
-    }
+    if factor == 1.0 { Ok(x) } else { cx.binary_scalar(BinaryFn::Mul, x, factor) }
 }
 
 /// Parameters of a fused operator's activation that has an attribute for each.
@@ -204,9 +179,7 @@ fn det(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let size = match cx.dims(x).last() {
         Some(dim) if rank >= 2 => cx.number(dim, "the size of the matrix")?,
         _ => {
-            return Err(Fault::Invalid(format!(
-                "the input has rank {rank}; 2 or more was expected"
-            )));
+            return Err(Fault::Invalid(format!("the input has rank {rank}; 2 or more was expected")));
         }
     };
     if size == 0 || size > DET_SIZE_MAX {
@@ -232,11 +205,7 @@ fn add_minor(cx: &mut NodeCx<'_, '_>, x: ValueId, row: usize, columns: &[usize])
             let minor = add_minor(cx, x, row + 1, &rest)?;
             term = cx.binary(BinaryFn::Mul, term, minor)?;
         }
-        let sign = if position % 2 == 0 {
-            BinaryFn::Add
-        } else {
-            BinaryFn::Sub
-        };
+        let sign = if position % 2 == 0 { BinaryFn::Add } else { BinaryFn::Sub };
         sum = Some(match sum {
             None => term,
             Some(sum) => cx.binary(sign, sum, term)?,

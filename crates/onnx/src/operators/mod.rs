@@ -18,8 +18,8 @@ mod reduce;
 mod sequence;
 mod shape;
 mod signal;
-mod sliding;
 mod slice;
+mod sliding;
 mod window;
 
 /// Every row, family by family.

@@ -51,15 +51,11 @@ fn batch_normalization(cx: &mut NodeCx<'_, '_>) -> Outputs {
     cx.float("momentum", 0.9)?;
     let is_spatial = cx.flag("spatial", true)?;
     if cx.flag("training_mode", false)? {
-        return Err(Fault::Unsupported(
-            "training_mode=1 is not covered: export the model for inference".to_string(),
-        ));
+        return Err(Fault::Unsupported("training_mode=1 is not covered: export the model for inference".to_string()));
     }
     let rank = cx.rank(x);
     if rank < 2 {
-        return Err(Fault::Invalid(format!(
-            "the input has rank {rank}; 2 or more was expected"
-        )));
+        return Err(Fault::Invalid(format!("the input has rank {rank}; 2 or more was expected")));
     }
     let shifted = cx.binary_scalar(BinaryFn::Add, variance, epsilon)?;
     let deviation = cx.unary(UnaryFn::Sqrt, shifted)?;
@@ -96,10 +92,7 @@ fn instance_normalization(cx: &mut NodeCx<'_, '_>) -> Outputs {
 fn channel_count(cx: &NodeCx<'_, '_>, x: ValueId) -> Result<usize, Fault> {
     match cx.dims(x).get(1) {
         Some(channels) => cx.number(channels, "the number of channels"),
-        None => Err(Fault::Invalid(format!(
-            "the input has rank {}; 3 or more was expected",
-            cx.rank(x)
-        ))),
+        None => Err(Fault::Invalid(format!("the input has rank {}; 3 or more was expected", cx.rank(x)))),
     }
 }
 
@@ -206,15 +199,7 @@ fn lrn(cx: &mut NodeCx<'_, '_>) -> Outputs {
         .ok_or_else(|| Fault::Invalid(format!("attribute 'size' is {size}; 1 or more was expected")))?;
     let alpha = cx.float("alpha", f64::from(1e-4f32))?;
     let (beta, bias) = (cx.float("beta", 0.75)?, cx.float("bias", 1.0)?);
-    Ok(vec![cx.add(
-        Lrn {
-            size,
-            alpha,
-            beta,
-            bias,
-        },
-        &[x],
-    )?])
+    Ok(vec![cx.add(Lrn { size, alpha, beta, bias }, &[x])?])
 }
 
 fn softmax_1(cx: &mut NodeCx<'_, '_>) -> Outputs {
@@ -260,11 +245,7 @@ fn flattened(
     let dims = cx.dims(x);
     let axis = cx.int("axis", 1)?;
     // The cut may lie after the last axis.
-    let axis = if axis == dims.len() as i64 {
-        dims.len()
-    } else {
-        cx.axis(axis, dims.len())?
-    };
+    let axis = if axis == dims.len() as i64 { dims.len() } else { cx.axis(axis, dims.len())? };
     if axis < dims.len() && dims[axis + 1..].iter().all(|dim| *dim == Dim::ONE) {
         return Ok(vec![add(cx, x, axis)?]);
     }
@@ -276,15 +257,7 @@ fn flattened(
 /// 1 at the first largest element along an axis, else 0.
 fn add_hardmax(cx: &mut NodeCx<'_, '_>, x: ValueId, axis: usize) -> Result<ValueId, Fault> {
     let dims = cx.dims(x);
-    let largest = cx.add(
-        ArgReduce {
-            func: ArgFn::Max,
-            axis,
-            keep_dims: true,
-            last: false,
-        },
-        &[x],
-    )?;
+    let largest = cx.add(ArgReduce { func: ArgFn::Max, axis, keep_dims: true, last: false }, &[x])?;
     let positions = cx.iota(Dim::ZERO, dims[axis].clone())?;
     let mut shape = vec![Dim::ONE; dims.len()];
     shape[axis] = dims[axis].clone();

@@ -46,12 +46,7 @@ struct Scaling {
 impl Scaling {
     /// For a single scale and zero point.
     fn of_tensor(scale: ValueId, zero: Option<ValueId>) -> Scaling {
-        Scaling {
-            scale,
-            zero,
-            axis: 0,
-            block: 0,
-        }
+        Scaling { scale, zero, axis: 0, block: 0 }
     }
 
     fn inputs(&self, x: ValueId) -> Vec<ValueId> {
@@ -81,85 +76,45 @@ fn read_scaling(cx: &mut NodeCx<'_, '_>, version: i64) -> Result<Scaling, Fault>
         }
         zero => zero,
     };
-    Ok(Scaling {
-        scale,
-        zero,
-        axis,
-        block,
-    })
+    Ok(Scaling { scale, zero, axis, block })
 }
 
 /// Scales may be integers where x is; the quotient is a float in any case.
 fn float_scale(cx: &mut NodeCx<'_, '_>, scale: ValueId) -> Result<ValueId, Fault> {
-    if cx.dtype(scale).is_float() {
-        Ok(scale)
-    } else {
-        cx.cast(scale, DType::F32)
-    }
+    if cx.dtype(scale).is_float() { Ok(scale) } else { cx.cast(scale, DType::F32) }
 }
 
 /// An element type attribute for which 0 means that it is absent.
 fn optional_dtype(cx: &NodeCx<'_, '_>, name: &str) -> Result<Option<DType>, Fault> {
-    if cx.int(name, 0)? == 0 {
-        Ok(None)
-    } else {
-        cx.dtype_attribute(name)
-    }
+    if cx.int(name, 0)? == 0 { Ok(None) } else { cx.dtype_attribute(name) }
 }
 
 fn quantize_linear(cx: &mut NodeCx<'_, '_>, version: i64) -> Values {
     let x = cx.input(0)?;
     let scaling = read_scaling(cx, version)?;
     let saturate = version < 19 || cx.flag("saturate", true)?;
-    let wanted = if version >= 21 {
-        optional_dtype(cx, "output_dtype")?
-    } else {
-        None
-    };
-    let precision = if version >= 23 {
-        optional_dtype(cx, "precision")?
-    } else {
-        None
-    };
+    let wanted = if version >= 21 { optional_dtype(cx, "output_dtype")? } else { None };
+    let precision = if version >= 23 { optional_dtype(cx, "precision")? } else { None };
     let found = scaling.zero.map(|zero| cx.dtype(zero));
     if let (Some(wanted), Some(found)) = (wanted, found)
         && wanted != found
     {
-        return Err(Fault::Invalid(format!(
-            "attribute 'output_dtype' is {wanted}, but the zero point is {found}"
-        )));
+        return Err(Fault::Invalid(format!("attribute 'output_dtype' is {wanted}, but the zero point is {found}")));
     }
     let to = wanted.or(found).unwrap_or(DType::U8);
     // Powers of two have no digits of their own; their quotients are formed in f32.
     let own = cx.dtype(scaling.scale);
     let precision = precision.unwrap_or(if own == DType::F8E8M0 { DType::F32 } else { own });
-    let op = Quantize {
-        to,
-        axis: scaling.axis,
-        block: scaling.block,
-        saturate,
-        precision,
-    };
+    let op = Quantize { to, axis: scaling.axis, block: scaling.block, saturate, precision };
     Ok(vec![cx.add(op, &scaling.inputs(x))?])
 }
 
 fn dequantize_linear(cx: &mut NodeCx<'_, '_>, version: i64) -> Values {
     let x = cx.input(0)?;
     let scaling = read_scaling(cx, version)?;
-    let wanted = if version >= 23 {
-        optional_dtype(cx, "output_dtype")?
-    } else {
-        None
-    };
+    let wanted = if version >= 23 { optional_dtype(cx, "output_dtype")? } else { None };
     let to = wanted.unwrap_or(cx.dtype(scaling.scale));
-    Ok(vec![cx.add(
-        Dequantize {
-            to,
-            axis: scaling.axis,
-            block: scaling.block,
-        },
-        &scaling.inputs(x),
-    )?])
+    Ok(vec![cx.add(Dequantize { to, axis: scaling.axis, block: scaling.block }, &scaling.inputs(x))?])
 }
 
 /// Input 0 as u8 with the scale and zero point that its own extremes give.
@@ -186,13 +141,7 @@ fn dynamic_quantize(cx: &mut NodeCx<'_, '_>) -> Result<[ValueId; 3], Fault> {
 
 /// x over a single scale, rounded, with a single zero point, as the zero point's type.
 fn quantize_to(cx: &mut NodeCx<'_, '_>, x: ValueId, scale: ValueId, zero: ValueId) -> Result<ValueId, Fault> {
-    let op = Quantize {
-        to: cx.dtype(zero),
-        axis: 0,
-        block: 0,
-        saturate: true,
-        precision: cx.dtype(scale),
-    };
+    let op = Quantize { to: cx.dtype(zero), axis: 0, block: 0, saturate: true, precision: cx.dtype(scale) };
     cx.add(op, &[x, scale, zero])
 }
 
@@ -208,11 +157,7 @@ fn requantize(cx: &mut NodeCx<'_, '_>, sums: ValueId, multiplier: ValueId, zero:
 /// The input at `position`, one element as a scalar.
 fn scalar_or_vector(cx: &mut NodeCx<'_, '_>, position: usize) -> Result<ValueId, Fault> {
     let value = cx.input(position)?;
-    if cx.ty(value).element_count() == Dim::ONE {
-        cx.reshape(value, Vec::new())
-    } else {
-        Ok(value)
-    }
+    if cx.ty(value).element_count() == Dim::ONE { cx.reshape(value, Vec::new()) } else { Ok(value) }
 }
 
 /// The input at `position`, which must have one element, as a scalar.
@@ -226,20 +171,8 @@ fn qlinear_conv(cx: &mut NodeCx<'_, '_>) -> Values {
     let (x, filter) = (cx.input(0)?, cx.input(3)?);
     let (sliding, groups) = read_filter(cx, x, filter)?;
     let (x_zero, filter_zero) = (zero_point(cx, 2, x)?, zero_point(cx, 5, filter)?);
-    let Sliding {
-        stride,
-        pad_lo,
-        pad_hi,
-        dilation,
-        ..
-    } = sliding;
-    let op = ConvInt {
-        stride,
-        pad_lo,
-        pad_hi,
-        dilation,
-        groups,
-    };
+    let Sliding { stride, pad_lo, pad_hi, dilation, .. } = sliding;
+    let op = ConvInt { stride, pad_lo, pad_hi, dilation, groups };
     let mut sums = cx.add(op, &[x, filter, x_zero, filter_zero])?;
     let spatial: Vec<usize> = (1..cx.rank(x) - 1).collect();
     if let Some(bias) = cx.optional(8) {
@@ -261,11 +194,7 @@ fn qlinear_conv(cx: &mut NodeCx<'_, '_>) -> Values {
 fn qlinear_matmul(cx: &mut NodeCx<'_, '_>) -> Values {
     let (a, b) = (cx.input(0)?, cx.input(3)?);
     if cx.dtype(a).is_float() || cx.dtype(b).is_float() {
-        return Err(Fault::Unsupported(format!(
-            "operands of {} and {} are not covered",
-            cx.dtype(a),
-            cx.dtype(b)
-        )));
+        return Err(Fault::Unsupported(format!("operands of {} and {} are not covered", cx.dtype(a), cx.dtype(b))));
     }
     let sums = integer_product(cx, a, b, 2, 5)?;
     let (a_scale, b_scale) = (row_scale(cx, 1)?, scalar_or_vector(cx, 4)?);
@@ -286,22 +215,14 @@ fn integer_product(
 ) -> Result<ValueId, Fault> {
     let (a_zero, b_zero) = (zero_point(cx, a_zero, a)?, zero_point(cx, b_zero, b)?);
     // A vector of zero points is one a row of a; the op wants it beside the rows.
-    let a_zero = if cx.rank(a_zero) == 1 {
-        cx.unsqueeze(a_zero, &[1])?
-    } else {
-        a_zero
-    };
+    let a_zero = if cx.rank(a_zero) == 1 { cx.unsqueeze(a_zero, &[1])? } else { a_zero };
     matmul_of_vectors(cx, a, b, |cx, a, b| cx.add(MatmulInt {}, &[a, b, a_zero, b_zero]))
 }
 
 /// The scale at `position` of a left operand: a vector is one a row.
 fn row_scale(cx: &mut NodeCx<'_, '_>, position: usize) -> Result<ValueId, Fault> {
     let scale = scalar_or_vector(cx, position)?;
-    if cx.rank(scale) == 1 {
-        cx.unsqueeze(scale, &[1])
-    } else {
-        Ok(scale)
-    }
+    if cx.rank(scale) == 1 { cx.unsqueeze(scale, &[1]) } else { Ok(scale) }
 }
 
 /// Inputs a (float), b, scale of b, zero point of b, bias: a is quantised by its own extremes.
@@ -337,14 +258,7 @@ fn float_product(cx: &mut NodeCx<'_, '_>, sums: ValueId, a_scale: ValueId, b_sca
 fn dequantized(cx: &mut NodeCx<'_, '_>, position: usize) -> Result<ValueId, Fault> {
     let (x, scale) = (cx.input(position)?, scalar_input(cx, position + 1)?);
     let zero = zero_point(cx, position + 2, x)?;
-    cx.add(
-        Dequantize {
-            to: cx.dtype(scale),
-            axis: 0,
-            block: 0,
-        },
-        &[x, scale, zero],
-    )
+    cx.add(Dequantize { to: cx.dtype(scale), axis: 0, block: 0 }, &[x, scale, zero])
 }
 
 /// x with the scale and zero point at a position and the one after, as the type of `like` where there is no zero point.
@@ -375,14 +289,9 @@ fn qlinear_unary(cx: &mut NodeCx<'_, '_>, func: UnaryFn, alpha: f64) -> Values {
 
 /// Inputs scale and zero point of the output, then operand, scale and zero point of each part.
 fn qlinear_concat(cx: &mut NodeCx<'_, '_>) -> Values {
-    let axis = cx
-        .attributes()
-        .int("axis")?
-        .ok_or_else(|| Fault::Invalid("attribute 'axis' is missing".to_string()))?;
-    let parts: Vec<ValueId> = (2..cx.input_count())
-        .step_by(3)
-        .map(|position| dequantized(cx, position))
-        .collect::<Result<_, _>>()?;
+    let axis = cx.attributes().int("axis")?.ok_or_else(|| Fault::Invalid("attribute 'axis' is missing".to_string()))?;
+    let parts: Vec<ValueId> =
+        (2..cx.input_count()).step_by(3).map(|position| dequantized(cx, position)).collect::<Result<_, _>>()?;
     let like = cx.input(2)?;
     let axis = cx.axis(axis, cx.rank(like))?;
     let joined = cx.concat(&parts, axis)?;

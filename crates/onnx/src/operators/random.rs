@@ -31,16 +31,7 @@ fn random_normal_like(cx: &mut NodeCx<'_, '_>) -> Outputs {
 fn add_normal(cx: &mut NodeCx<'_, '_>, to: DType, shape: Vec<Dim>) -> Outputs {
     let (mean, deviation) = (cx.float("mean", 0.0)?, cx.float("scale", 1.0)?);
     let key = read_key(cx)?;
-    Ok(vec![cx.add(
-        Normal {
-            to,
-            shape,
-            mean,
-            deviation,
-            key,
-        },
-        &[],
-    )?])
+    Ok(vec![cx.add(Normal { to, shape, mean, deviation, key }, &[])?])
 }
 
 fn random_uniform(cx: &mut NodeCx<'_, '_>) -> Outputs {
@@ -56,16 +47,7 @@ fn random_uniform_like(cx: &mut NodeCx<'_, '_>) -> Outputs {
 fn add_uniform(cx: &mut NodeCx<'_, '_>, to: DType, shape: Vec<Dim>) -> Outputs {
     let (low, high) = (cx.float("low", 0.0)?, cx.float("high", 1.0)?);
     let key = read_key(cx)?;
-    Ok(vec![cx.add(
-        Uniform {
-            to,
-            shape,
-            low,
-            high,
-            key,
-        },
-        &[],
-    )?])
+    Ok(vec![cx.add(Uniform { to, shape, low, high, key }, &[])?])
 }
 
 /// 1 with the probability that the input has, else 0.
@@ -74,16 +56,7 @@ fn bernoulli(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let ty = cx.ty(probability);
     let to = cx.dtype_attribute("dtype")?.unwrap_or(ty.dtype);
     let key = read_key(cx)?;
-    let sample = cx.add(
-        Uniform {
-            to: ty.dtype,
-            shape: ty.dims,
-            low: 0.0,
-            high: 1.0,
-            key,
-        },
-        &[],
-    )?;
+    let sample = cx.add(Uniform { to: ty.dtype, shape: ty.dims, low: 0.0, high: 1.0, key }, &[])?;
     let is_one = cx.compare(CompareFn::Lt, sample, probability)?;
     Ok(vec![cx.cast(is_one, to)?])
 }
@@ -91,9 +64,7 @@ fn bernoulli(cx: &mut NodeCx<'_, '_>) -> Outputs {
 /// Element type and shape from attributes.
 fn read_type(cx: &NodeCx<'_, '_>) -> Result<(DType, Vec<Dim>), Fault> {
     let to = cx.dtype_attribute("dtype")?.unwrap_or(DType::F32);
-    let shape = cx
-        .sizes("shape")?
-        .ok_or_else(|| Fault::Invalid("attribute 'shape' is missing".to_string()))?;
+    let shape = cx.sizes("shape")?.ok_or_else(|| Fault::Invalid("attribute 'shape' is missing".to_string()))?;
     Ok((checked(to)?, shape.into_iter().map(Dim::from).collect()))
 }
 
@@ -108,10 +79,7 @@ fn checked(to: DType) -> Result<DType, Fault> {
     if to.is_float() {
         return Ok(to);
     }
-    Err(Fault::Invalid(format!(
-        "random elements cannot be {}; a float type was expected",
-        to.name()
-    )))
+    Err(Fault::Invalid(format!("random elements cannot be {}; a float type was expected", to.name())))
 }
 
 fn read_key(cx: &NodeCx<'_, '_>) -> Result<i64, Fault> {
@@ -125,6 +93,5 @@ fn read_key(cx: &NodeCx<'_, '_>) -> Result<i64, Fault> {
 fn hash(name: &str) -> i64 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0000_0100_0000_01b3;
-    name.bytes()
-        .fold(OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME)) as i64
+    name.bytes().fold(OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME)) as i64
 }

@@ -70,11 +70,7 @@ fn reduce_over(cx: &mut NodeCx<'_, '_>, func: ReduceFn, axes: &[i64], is_noop: b
         ReduceFn::Min if cx.dtype(x).is_bool() => ReduceFn::All,
         other => other,
     };
-    let reduced = if axes.is_empty() {
-        of_single_elements(cx, func, x)?
-    } else {
-        cx.reduce(func, x, axes, keep_dims)?
-    };
+    let reduced = if axes.is_empty() { of_single_elements(cx, func, x)? } else { cx.reduce(func, x, axes, keep_dims)? };
     Ok(vec![reduced])
 }
 
@@ -100,28 +96,12 @@ fn arg_reduce(cx: &mut NodeCx<'_, '_>, func: ArgFn) -> Values {
     let axis = cx.axis(cx.int("axis", 0)?, cx.rank(x))?;
     let keep_dims = cx.flag("keepdims", true)?;
     let last = cx.opset() >= 12 && cx.flag("select_last_index", false)?;
-    Ok(vec![cx.add(
-        ArgReduce {
-            func,
-            axis,
-            keep_dims,
-            last,
-        },
-        &[x],
-    )?])
+    Ok(vec![cx.add(ArgReduce { func, axis, keep_dims, last }, &[x])?])
 }
 
 fn cumulate(cx: &mut NodeCx<'_, '_>, func: CumulateFn) -> Values {
     let (exclusive, reverse) = (cx.flag("exclusive", false)?, cx.flag("reverse", false)?);
     let (x, axis) = (cx.input(0)?, cx.input(1)?);
     let axis = cx.axis(cx.require_int(axis, "axis")?, cx.rank(x))?;
-    Ok(vec![cx.add(
-        Cumulate {
-            func,
-            axis,
-            exclusive,
-            reverse,
-        },
-        &[x],
-    )?])
+    Ok(vec![cx.add(Cumulate { func, axis, exclusive, reverse }, &[x])?])
 }

@@ -69,11 +69,7 @@ fn add_layer(cx: &mut NodeCx<'_, '_>, func: RecurrentFn, inputs: Inputs) -> Outp
     let op = read_layer(cx, func, &inputs)?;
     let is_batch_first = cx.flag("layout", false)?;
     let swap = |cx: &mut NodeCx<'_, '_>, value: ValueId| {
-        if is_batch_first {
-            cx.transpose(value, vec![1, 0, 2])
-        } else {
-            Ok(value)
-        }
+        if is_batch_first { cx.transpose(value, vec![1, 0, 2]) } else { Ok(value) }
     };
     let mut operands = vec![swap(cx, inputs.x)?, inputs.w, inputs.r];
     operands.extend(inputs.bias);
@@ -115,12 +111,7 @@ fn read_layer(cx: &NodeCx<'_, '_>, func: RecurrentFn, inputs: &Inputs) -> Result
     let expected = defaults.len() * directions;
     let mut names = cx.attributes().strings("activations")?.unwrap_or_default();
     if names.is_empty() {
-        names = defaults
-            .iter()
-            .cycle()
-            .take(expected)
-            .map(|name| name.to_string())
-            .collect();
+        names = defaults.iter().cycle().take(expected).map(|name| name.to_string()).collect();
     }
     if func == RecurrentFn::Rnn && names.len() > expected {
         // The default of RNN is written for two directions, and some files carry it into layers of one.
@@ -135,11 +126,7 @@ fn read_layer(cx: &NodeCx<'_, '_>, func: RecurrentFn, inputs: &Inputs) -> Result
     let alphas = cx.attributes().floats("activation_alpha")?.unwrap_or_default();
     let betas = cx.attributes().floats("activation_beta")?.unwrap_or_default();
     let activations = named_activations(&names, &alphas, &betas)?;
-    let clip = cx
-        .attributes()
-        .float("clip")?
-        .filter(|&clip| clip > 0.0)
-        .unwrap_or(CLIP_NONE);
+    let clip = cx.attributes().float("clip")?.filter(|&clip| clip > 0.0).unwrap_or(CLIP_NONE);
     Ok(Recurrent {
         func,
         direction,
@@ -162,10 +149,7 @@ fn read_layer(cx: &NodeCx<'_, '_>, func: RecurrentFn, inputs: &Inputs) -> Result
 fn hidden_of(cx: &NodeCx<'_, '_>, r: ValueId) -> Result<usize, Fault> {
     match &cx.dims(r)[..] {
         [_, _, hidden] => cx.number(hidden, "the hidden size"),
-        dims => Err(Fault::Invalid(format!(
-            "the recurrence weights have rank {}; 3 was expected",
-            dims.len()
-        ))),
+        dims => Err(Fault::Invalid(format!("the recurrence weights have rank {}; 3 was expected", dims.len()))),
     }
 }
 
@@ -185,10 +169,7 @@ fn dynamic_quantize_lstm(cx: &mut NodeCx<'_, '_>) -> Outputs {
 /// inputs from `position` on, are one a direction or one a column of each direction.
 fn dequantize_weights(cx: &mut NodeCx<'_, '_>, weights: ValueId, position: usize) -> Result<ValueId, Fault> {
     if cx.rank(weights) != 3 {
-        return Err(Fault::Invalid(format!(
-            "weights have rank {}; 3 was expected",
-            cx.rank(weights)
-        )));
+        return Err(Fault::Invalid(format!("weights have rank {}; 3 was expected", cx.rank(weights))));
     }
     let scale = cx.input(position)?;
     let mut floats = cx.cast(weights, DType::F32)?;
@@ -208,9 +189,7 @@ fn beside_columns(cx: &mut NodeCx<'_, '_>, x: ValueId) -> Result<ValueId, Fault>
         0 => Ok(x),
         1 => cx.unsqueeze(x, &[1, 2]),
         2 => cx.unsqueeze(x, &[1]),
-        rank => Err(Fault::Invalid(format!(
-            "a scale or zero point has rank {rank}; 1 or 2 was expected"
-        ))),
+        rank => Err(Fault::Invalid(format!("a scale or zero point has rank {rank}; 1 or 2 was expected"))),
     }
 }
 
@@ -231,20 +210,7 @@ fn round_to_bytes(cx: &mut NodeCx<'_, '_>, x: ValueId) -> Result<ValueId, Fault>
     let steps = cx.unary(UnaryFn::Neg, steps)?;
     let steps = cx.unary(UnaryFn::Round, steps)?;
     let zero_point = cx.cast(steps, DType::U8)?;
-    let op = Quantize {
-        to: DType::U8,
-        axis: 0,
-        block: 0,
-        saturate: true,
-        precision: DType::F32,
-    };
+    let op = Quantize { to: DType::U8, axis: 0, block: 0, saturate: true, precision: DType::F32 };
     let bytes = cx.add(op, &[x, scale, zero_point])?;
-    cx.add(
-        Dequantize {
-            to: DType::F32,
-            axis: 0,
-            block: 0,
-        },
-        &[bytes, scale, zero_point],
-    )
+    cx.add(Dequantize { to: DType::F32, axis: 0, block: 0 }, &[bytes, scale, zero_point])
 }

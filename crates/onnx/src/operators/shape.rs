@@ -32,11 +32,7 @@ fn shape(cx: &mut NodeCx<'_, '_>) -> Values {
     let x = cx.input(0)?;
     let dims = cx.dims(x);
     let rank = dims.len() as i64;
-    let (start, end) = if cx.opset() >= 15 {
-        (cx.int("start", 0)?, cx.int("end", rank)?)
-    } else {
-        (0, rank)
-    };
+    let (start, end) = if cx.opset() >= 15 { (cx.int("start", 0)?, cx.int("end", rank)?) } else { (0, rank) };
     let position = |at: i64| (if at < 0 { at.saturating_add(rank) } else { at }).clamp(0, rank) as usize;
     let (start, end) = (position(start), position(end));
     Ok(vec![cx.dim_vector(dims.get(start..end).unwrap_or_default())?])
@@ -87,14 +83,9 @@ fn constant_of_shape(cx: &mut NodeCx<'_, '_>) -> Values {
         None => Tensor::scalar(0.0f32),
     };
     if element.len() != 1 {
-        return Err(Fault::Invalid(format!(
-            "attribute 'value' has {} elements; one was expected",
-            element.len()
-        )));
+        return Err(Fault::Invalid(format!("attribute 'value' has {} elements; one was expected", element.len())));
     }
-    let element = element
-        .reshaped([])
-        .map_err(|error| Fault::Invalid(error.to_string()))?;
+    let element = element.reshaped([]).map_err(|error| Fault::Invalid(error.to_string()))?;
     let shape = cx.input(0)?;
     let dims = cx.require_sizes(shape, "the shape")?;
     let element = cx.tensor(element);
@@ -137,27 +128,14 @@ fn integer_range(cx: &mut NodeCx<'_, '_>, to: DType, start: Dim, limit: Dim, del
 fn float_range(cx: &mut NodeCx<'_, '_>, to: DType, start: ValueId, limit: ValueId, delta: ValueId) -> Values {
     let scalar = |value: ValueId, what: &str| match cx.require_floats(value, what)?[..] {
         [number] => Ok(number),
-        ref numbers => Err(Fault::Invalid(format!(
-            "{what} has {} elements; one was expected",
-            numbers.len()
-        ))),
+        ref numbers => Err(Fault::Invalid(format!("{what} has {} elements; one was expected", numbers.len()))),
     };
-    let (start, limit, delta) = (
-        scalar(start, "start")?,
-        scalar(limit, "limit")?,
-        scalar(delta, "delta")?,
-    );
+    let (start, limit, delta) = (scalar(start, "start")?, scalar(limit, "limit")?, scalar(delta, "delta")?);
     // The span is rounded to the element type before it is divided, as the reference code does.
-    let span = if to == DType::F64 {
-        limit - start
-    } else {
-        f64::from(limit as f32 - start as f32)
-    };
+    let span = if to == DType::F64 { limit - start } else { f64::from(limit as f32 - start as f32) };
     let length = (span / delta).ceil().max(0.0);
     if !length.is_finite() {
-        return Err(Fault::Invalid(format!(
-            "a range from {start} to {limit} by {delta} has no end"
-        )));
+        return Err(Fault::Invalid(format!("a range from {start} to {limit} by {delta} has no end")));
     }
     let wide = if to == DType::F64 { DType::F64 } else { DType::F32 };
     let index = cx.iota_as(wide, Dim::ZERO, Dim::ONE, Dim::from(length as i64))?;
@@ -192,10 +170,7 @@ fn reshape(cx: &mut NodeCx<'_, '_>) -> Values {
     for (axis, dim) in wanted.into_iter().enumerate() {
         match dim.as_const() {
             Some(0) if !keeps_zero => resolved.push(dims.get(axis).cloned().ok_or_else(|| {
-                Fault::Invalid(format!(
-                    "entry {axis} of the shape is 0, but the input has rank {}",
-                    dims.len()
-                ))
+                Fault::Invalid(format!("entry {axis} of the shape is 0, but the input has rank {}", dims.len()))
             })?),
             Some(-1) if inferred.is_none() => {
                 inferred = Some(axis);
@@ -207,12 +182,7 @@ fn reshape(cx: &mut NodeCx<'_, '_>) -> Values {
         }
     }
     if let Some(axis) = inferred {
-        let others = resolved
-            .iter()
-            .enumerate()
-            .filter(|(at, _)| *at != axis)
-            .map(|(_, dim)| dim.clone())
-            .collect();
+        let others = resolved.iter().enumerate().filter(|(at, _)| *at != axis).map(|(_, dim)| dim.clone()).collect();
         resolved[axis] = cx.simplify(&quotient(dims, others)?);
     }
     Ok(vec![cx.reshape(x, resolved)?])
@@ -231,15 +201,11 @@ fn quotient(mut dims: Vec<Dim>, mut others: Vec<Dim>) -> Result<Dim, Fault> {
     let (total, divisor): (Dim, Dim) = (dims.iter().product(), others.iter().product());
     if let (Some(total), Some(divisor)) = (total.as_const(), divisor.as_const()) {
         if total.checked_rem(divisor).unwrap_or(total) != 0 {
-            return Err(Fault::Invalid(format!(
-                "{total} elements do not divide into {divisor} for the entry -1"
-            )));
+            return Err(Fault::Invalid(format!("{total} elements do not divide into {divisor} for the entry -1")));
         }
         return Ok(Dim::from(total.checked_div(divisor).unwrap_or(0)));
     }
-    Ok(total
-        .floor_div_exact(&divisor)
-        .unwrap_or_else(|| total.floor_div(&divisor)))
+    Ok(total.floor_div_exact(&divisor).unwrap_or_else(|| total.floor_div(&divisor)))
 }
 
 fn flatten(cx: &mut NodeCx<'_, '_>) -> Values {
@@ -247,15 +213,9 @@ fn flatten(cx: &mut NodeCx<'_, '_>) -> Values {
     let dims = cx.dims(x);
     let axis = cx.int("axis", 1)?;
     // The axis may lie behind the last one.
-    let axis = if axis == dims.len() as i64 {
-        dims.len()
-    } else {
-        cx.axis(axis, dims.len())?
-    };
+    let axis = if axis == dims.len() as i64 { dims.len() } else { cx.axis(axis, dims.len())? };
     let (rows, columns) = dims.split_at(axis);
-    Ok(vec![
-        cx.reshape(x, vec![rows.iter().product(), columns.iter().product()])?,
-    ])
+    Ok(vec![cx.reshape(x, vec![rows.iter().product(), columns.iter().product()])?])
 }
 
 fn squeeze_1(cx: &mut NodeCx<'_, '_>) -> Values {
@@ -278,14 +238,8 @@ fn squeeze(cx: &mut NodeCx<'_, '_>, axes: Option<Vec<i64>>) -> Values {
     match axes {
         Some(axes) => {
             squeezed = cx.axes(&axes, dims.len())?;
-            if let Some(&axis) = squeezed
-                .iter()
-                .find(|&&axis| dims[axis].as_const().is_some_and(|size| size != 1))
-            {
-                return Err(Fault::Invalid(format!(
-                    "axis {axis} has size {}; 1 was expected",
-                    dims[axis]
-                )));
+            if let Some(&axis) = squeezed.iter().find(|&&axis| dims[axis].as_const().is_some_and(|size| size != 1)) {
+                return Err(Fault::Invalid(format!("axis {axis} has size {}; 1 was expected", dims[axis])));
             }
         }
         None => {
@@ -300,9 +254,7 @@ fn squeeze(cx: &mut NodeCx<'_, '_>, axes: Option<Vec<i64>>) -> Values {
 }
 
 fn unsqueeze_1(cx: &mut NodeCx<'_, '_>) -> Values {
-    let axes = cx
-        .ints("axes")?
-        .ok_or_else(|| Fault::Invalid("attribute 'axes' is missing".to_string()))?;
+    let axes = cx.ints("axes")?.ok_or_else(|| Fault::Invalid("attribute 'axes' is missing".to_string()))?;
     unsqueeze(cx, &axes)
 }
 
@@ -330,11 +282,7 @@ fn tile(cx: &mut NodeCx<'_, '_>) -> Values {
     let repeats = cx.require_sizes(repeats, "repeats")?;
     let dims = cx.dims(x);
     if repeats.len() != dims.len() {
-        return Err(Fault::Invalid(format!(
-            "{} repeats are given for rank {}",
-            repeats.len(),
-            dims.len()
-        )));
+        return Err(Fault::Invalid(format!("{} repeats are given for rank {}", repeats.len(), dims.len())));
     }
     let (mut apart, mut tiled, mut joined) = (Vec::new(), Vec::new(), Vec::new());
     for (dim, repeat) in dims.iter().zip(&repeats) {

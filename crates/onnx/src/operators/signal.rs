@@ -49,9 +49,7 @@ fn add_dft(cx: &mut NodeCx<'_, '_>, axis: i64) -> Outputs {
     let rank = cx.rank(x);
     let axis = cx.axis(axis, rank)?;
     if rank < 2 || axis == rank - 1 {
-        return Err(Fault::Invalid(format!(
-            "axis {axis} of rank {rank} holds the parts of complex numbers"
-        )));
+        return Err(Fault::Invalid(format!("axis {axis} of rank {rank} holds the parts of complex numbers")));
     }
     let components = component_count(cx, x)?;
     let size = cx.number(&cx.dims(x)[axis], "the length of the transformed axis")?;
@@ -64,11 +62,7 @@ fn add_dft(cx: &mut NodeCx<'_, '_>, axis: i64) -> Outputs {
     let length = usize::try_from(length)
         .ok()
         .filter(|&length| length > 0)
-        .ok_or_else(|| {
-            Fault::Invalid(format!(
-                "the length of the transform is {length}; 1 or more was expected"
-            ))
-        })?;
+        .ok_or_else(|| Fault::Invalid(format!("the length of the transform is {length}; 1 or more was expected")))?;
     let transform = Transform::new(length, components, is_inverse, is_onesided);
     let used = size.min(transform.inputs());
     check_table(used * components, transform.outputs() * transform.output_components())?;
@@ -98,9 +92,7 @@ fn component_count(cx: &NodeCx<'_, '_>, x: ValueId) -> Result<usize, Fault> {
     let last = cx.dims(x).last().cloned().unwrap_or(Dim::ZERO);
     match cx.number(&last, "the last axis, which says whether numbers are complex,")? {
         components @ (1 | 2) => Ok(components),
-        other => Err(Fault::Invalid(format!(
-            "the last axis has size {other}; 1 (real) or 2 (complex) was expected"
-        ))),
+        other => Err(Fault::Invalid(format!("the last axis has size {other}; 1 (real) or 2 (complex) was expected"))),
     }
 }
 
@@ -108,9 +100,7 @@ fn check_table(rows: usize, columns: usize) -> Result<(), Fault> {
     if rows.saturating_mul(columns) <= TABLE_ELEMENTS_MAX {
         return Ok(());
     }
-    Err(Fault::Unsupported(format!(
-        "a transform of {rows} by {columns} numbers is longer than what is covered"
-    )))
+    Err(Fault::Unsupported(format!("a transform of {rows} by {columns} numbers is longer than what is covered")))
 }
 
 /// Frames of the signal times the window, each transformed: output [batch, frames, bins, 2].
@@ -141,20 +131,12 @@ fn stft(cx: &mut NodeCx<'_, '_>) -> Outputs {
     } else {
         cx.transpose(signal, vec![0, 2, 1])?
     };
-    let op = Conv {
-        stride: vec![stride],
-        pad_lo: vec![Dim::ZERO],
-        pad_hi: vec![Dim::ZERO],
-        dilation: vec![1],
-        groups: 1,
-    };
+    let op =
+        Conv { stride: vec![stride], pad_lo: vec![Dim::ZERO], pad_hi: vec![Dim::ZERO], dilation: vec![1], groups: 1 };
     let spectrum = cx.add(op, &[channels_first, filter])?;
     let frames = cx.dims(spectrum)[2].clone();
     let spectrum = cx.transpose(spectrum, vec![0, 2, 1])?;
-    Ok(vec![cx.reshape(
-        spectrum,
-        vec![dims[0].clone(), frames, Dim::from(bins), Dim::from(2)],
-    )?])
+    Ok(vec![cx.reshape(spectrum, vec![dims[0].clone(), frames, Dim::from(bins), Dim::from(2)])?])
 }
 
 /// What frame_length says, else the window's length, else the signal's.
@@ -170,9 +152,7 @@ fn frame_length(cx: &NodeCx<'_, '_>, window: Option<ValueId>, signal: &Dim) -> R
     };
     let length = match (given, window) {
         (Some(given), Some(window)) if given != window as i64 => {
-            return Err(Fault::Invalid(format!(
-                "frame_length is {given}, but the window has {window} elements"
-            )));
+            return Err(Fault::Invalid(format!("frame_length is {given}, but the window has {window} elements")));
         }
         (Some(given), _) => given,
         (None, Some(window)) => window as i64,
@@ -238,11 +218,7 @@ fn add_window(cx: &mut NodeCx<'_, '_>, window: Window) -> Outputs {
         .ok()
         .filter(|&size| size <= TABLE_ELEMENTS_MAX)
         .ok_or_else(|| Fault::Invalid(format!("the size of the window cannot be {size}")))?;
-    Ok(vec![cx.float_tensor(
-        to,
-        vec![size],
-        &window.elements(size, is_periodic),
-    )?])
+    Ok(vec![cx.float_tensor(to, vec![size], &window.elements(size, is_periodic))?])
 }
 
 fn mel_weight_matrix(cx: &mut NodeCx<'_, '_>) -> Outputs {
@@ -254,17 +230,10 @@ fn mel_weight_matrix(cx: &mut NodeCx<'_, '_>) -> Outputs {
             .filter(|&number| number > 0)
             .ok_or_else(|| Fault::Invalid(format!("{what} is {number}; 1 or more was expected")))
     };
-    let (bands, length, rate) = (
-        size(0, "num_mel_bins")?,
-        size(1, "dft_length")?,
-        size(2, "sample_rate")?,
-    );
+    let (bands, length, rate) = (size(0, "num_mel_bins")?, size(1, "dft_length")?, size(2, "sample_rate")?);
     let edge = |position: usize, what: &str| -> Result<f64, Fault> {
         let elements = cx.require_floats(cx.input(position)?, what)?;
-        elements
-            .first()
-            .copied()
-            .ok_or_else(|| Fault::Invalid(format!("{what} has no element")))
+        elements.first().copied().ok_or_else(|| Fault::Invalid(format!("{what} has no element")))
     };
     let (low, high) = (edge(3, "lower_edge_hertz")?, edge(4, "upper_edge_hertz")?);
     let bins = length / 2 + 1;

@@ -23,9 +23,7 @@ struct AxisSlice {
 /// Starts, ends and axes as attributes.
 pub(super) fn slice_1(cx: &mut NodeCx<'_, '_>) -> Values {
     let list = |name: &str| -> Result<Vec<Dim>, Fault> {
-        let ints = cx
-            .ints(name)?
-            .ok_or_else(|| Fault::Invalid(format!("attribute '{name}' is missing")))?;
+        let ints = cx.ints(name)?.ok_or_else(|| Fault::Invalid(format!("attribute '{name}' is missing")))?;
         Ok(ints.into_iter().map(Dim::from).collect())
     };
     let (starts, ends) = (list("starts")?, list("ends")?);
@@ -72,12 +70,7 @@ fn slice(
     let (mut start, mut step, mut size) = (vec![Dim::ZERO; dims.len()], vec![1; dims.len()], dims.clone());
     for (position, axis) in axes.into_iter().enumerate() {
         let (from, to) = (starts[position].clone(), ends[position].clone());
-        let cut = AxisSlice {
-            axis,
-            start: from,
-            end: to,
-            step: steps[position],
-        };
+        let cut = AxisSlice { axis, start: from, end: to, step: steps[position] };
         (start[axis], size[axis]) = resolve(cx, &cut, &dims[axis])?;
         step[axis] = cut.step;
     }

@@ -57,32 +57,17 @@ impl Sliding {
         let ones = || vec![1; rank];
         let stride = cx.sizes("strides")?.unwrap_or_else(ones);
         let dilation = cx.sizes("dilations")?.unwrap_or_else(ones);
-        let pads = cx
-            .ints("pads")?
-            .filter(|pads| !pads.is_empty())
-            .unwrap_or_else(|| vec![0; 2 * rank]);
+        let pads = cx.ints("pads")?.filter(|pads| !pads.is_empty()).unwrap_or_else(|| vec![0; 2 * rank]);
         check_count("strides", stride.len(), rank)?;
         check_count("dilations", dilation.len(), rank)?;
         check_count("pads", pads.len(), 2 * rank)?;
-        for (name, list) in [
-            ("kernel_shape", &window),
-            ("strides", &stride),
-            ("dilations", &dilation),
-        ] {
+        for (name, list) in [("kernel_shape", &window), ("strides", &stride), ("dilations", &dilation)] {
             if list.contains(&0) {
-                return Err(Fault::Invalid(format!(
-                    "attribute '{name}' has a 0; 1 or more was expected"
-                )));
+                return Err(Fault::Invalid(format!("attribute '{name}' has a 0; 1 or more was expected")));
             }
         }
         let pads: Vec<Dim> = pads.into_iter().map(Dim::from).collect();
-        Ok(Sliding {
-            window,
-            stride,
-            dilation,
-            pad_lo: pads[..rank].to_vec(),
-            pad_hi: pads[rank..].to_vec(),
-        })
+        Ok(Sliding { window, stride, dilation, pad_lo: pads[..rank].to_vec(), pad_hi: pads[rank..].to_vec() })
     }
 
     /// Elements from the first to the last that a window covers on an axis.
@@ -127,11 +112,7 @@ impl AutoPad {
     pub(super) fn split(self, total: &Dim) -> (Dim, Dim) {
         let half = total.floor_div(&Dim::from(2));
         let rest = total - &half;
-        if self == AutoPad::SameLower {
-            (rest, half)
-        } else {
-            (half, rest)
-        }
+        if self == AutoPad::SameLower { (rest, half) } else { (half, rest) }
     }
 }
 
@@ -139,7 +120,5 @@ fn check_count(name: &str, found: usize, expected: usize) -> Result<(), Fault> {
     if found == expected {
         return Ok(());
     }
-    Err(Fault::Invalid(format!(
-        "attribute '{name}' has {found} entries; {expected} were expected"
-    )))
+    Err(Fault::Invalid(format!("attribute '{name}' has {found} entries; {expected} were expected")))
 }

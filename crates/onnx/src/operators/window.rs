@@ -42,25 +42,8 @@ fn max_pool(cx: &mut NodeCx<'_, '_>) -> Outputs {
     if !cx.is_wanted(1) {
         return Ok(vec![y]);
     }
-    let Sliding {
-        window,
-        stride,
-        pad_lo,
-        pad_hi,
-        dilation,
-    } = sliding;
-    let indices = cx.add(
-        PoolIndices {
-            window,
-            stride,
-            pad_lo,
-            pad_hi,
-            dilation,
-            output,
-            column_major,
-        },
-        &[x],
-    )?;
+    let Sliding { window, stride, pad_lo, pad_hi, dilation } = sliding;
+    let indices = cx.add(PoolIndices { window, stride, pad_lo, pad_hi, dilation, output, column_major }, &[x])?;
     Ok(vec![y, indices])
 }
 
@@ -89,9 +72,8 @@ fn read_exponent(cx: &NodeCx<'_, '_>) -> Result<i64, Fault> {
 /// 19 on is what ONNX Runtime does for all of them.
 fn read_pool(cx: &NodeCx<'_, '_>, x: ValueId) -> Result<(Sliding, Vec<Dim>), Fault> {
     let spatial = spatial_dims(cx, x)?;
-    let window = cx
-        .sizes("kernel_shape")?
-        .ok_or_else(|| Fault::Invalid("attribute 'kernel_shape' is missing".to_string()))?;
+    let window =
+        cx.sizes("kernel_shape")?.ok_or_else(|| Fault::Invalid("attribute 'kernel_shape' is missing".to_string()))?;
     let ceil = cx.flag("ceil_mode", false)?;
     let sliding = Sliding::read(cx, &spatial, window)?;
     let output = sliding.output(&spatial, ceil);
@@ -107,36 +89,14 @@ fn add_pool(
     count_pad: bool,
     p: i64,
 ) -> Result<ValueId, Fault> {
-    let Sliding {
-        window,
-        stride,
-        pad_lo,
-        pad_hi,
-        dilation,
-    } = sliding.clone();
-    cx.add(
-        Pool {
-            func,
-            window,
-            stride,
-            pad_lo,
-            pad_hi,
-            dilation,
-            output: output.to_vec(),
-            count_pad,
-            p,
-        },
-        &[x],
-    )
+    let Sliding { window, stride, pad_lo, pad_hi, dilation } = sliding.clone();
+    cx.add(Pool { func, window, stride, pad_lo, pad_hi, dilation, output: output.to_vec(), count_pad, p }, &[x])
 }
 
 fn spatial_dims(cx: &NodeCx<'_, '_>, x: ValueId) -> Result<Vec<Dim>, Fault> {
     let dims = cx.dims(x);
     if dims.len() < 3 {
-        return Err(Fault::Invalid(format!(
-            "the input has rank {}; 3 or more was expected",
-            dims.len()
-        )));
+        return Err(Fault::Invalid(format!("the input has rank {}; 3 or more was expected", dims.len())));
     }
     Ok(dims[2..].to_vec())
 }
@@ -184,9 +144,7 @@ fn roi_align_16(cx: &mut NodeCx<'_, '_>) -> Outputs {
     match cx.string("coordinate_transformation_mode", "half_pixel")?.as_str() {
         "half_pixel" => add_roi_align(cx, true),
         "output_half_pixel" => add_roi_align(cx, false),
-        other => Err(Fault::Invalid(format!(
-            "attribute 'coordinate_transformation_mode' cannot be '{other}'"
-        ))),
+        other => Err(Fault::Invalid(format!("attribute 'coordinate_transformation_mode' cannot be '{other}'"))),
     }
 }
 
@@ -230,12 +188,5 @@ fn grid_sample(cx: &mut NodeCx<'_, '_>) -> Outputs {
     };
     let align_corners = cx.flag("align_corners", false)?;
     let grid = cx.cast(grid, cx.dtype(x))?;
-    Ok(vec![cx.add(
-        GridSample {
-            func,
-            padding,
-            align_corners,
-        },
-        &[x, grid],
-    )?])
+    Ok(vec![cx.add(GridSample { func, padding, align_corners }, &[x, grid])?])
 }

@@ -31,11 +31,7 @@ impl Folder {
     /// The folder of a model; files in it that are links are refused.
     pub(super) fn open(path: &Path) -> io::Result<Folder> {
         // The parent of a bare file name is the empty path.
-        let path = if path.as_os_str().is_empty() {
-            Path::new(".")
-        } else {
-            path
-        };
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         Ok(Folder {
             #[cfg(unix)]
             handle: unix::open_folder(path)?,
@@ -46,11 +42,7 @@ impl Folder {
 
     /// The folder of a model inside `root`; links are followed while they stay beneath `root`.
     pub(super) fn open_within(path: &Path, root: &Path) -> io::Result<Folder> {
-        let path = if path.as_os_str().is_empty() {
-            Path::new(".")
-        } else {
-            path
-        };
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let root = root.canonicalize()?;
         let folder = path.canonicalize()?;
         let Ok(folder) = folder.strip_prefix(&root) else {
@@ -59,9 +51,7 @@ impl Folder {
                 "the model's folder is not beneath the model root",
             ));
         };
-        let links = Links::FollowBeneath {
-            folder: folder.to_path_buf(),
-        };
+        let links = Links::FollowBeneath { folder: folder.to_path_buf() };
         Ok(Folder {
             #[cfg(unix)]
             handle: unix::open_folder(&root)?,
@@ -114,10 +104,7 @@ mod unix {
     use rustix::io::Errno;
 
     /// A pipe or device must not block the open; the caller refuses it by its type afterwards.
-    const FILE_FLAGS: OFlags = OFlags::RDONLY
-        .union(OFlags::CLOEXEC)
-        .union(OFlags::NONBLOCK)
-        .union(OFlags::NOCTTY);
+    const FILE_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
     /// A handle for lookups; on Linux it needs no right to list the folder.
     #[cfg(target_os = "linux")]
@@ -150,9 +137,7 @@ mod unix {
         }
         // Resolve by name, then open what was found without following anything: a link swapped in between is refused.
         let resolved = root_path.join(location).canonicalize()?;
-        let beneath = resolved
-            .strip_prefix(root_path)
-            .map_err(|_| io::Error::from(Errno::XDEV))?;
+        let beneath = resolved.strip_prefix(root_path).map_err(|_| io::Error::from(Errno::XDEV))?;
         open_by_component(root.as_fd(), beneath)
     }
 
@@ -184,12 +169,7 @@ mod unix {
             });
         }
         let from = current.as_ref().map_or(folder, |handle| handle.as_fd());
-        Ok(File::from(openat(
-            from,
-            name,
-            FILE_FLAGS | OFlags::NOFOLLOW,
-            Mode::empty(),
-        )?))
+        Ok(File::from(openat(from, name, FILE_FLAGS | OFlags::NOFOLLOW, Mode::empty())?))
     }
 }
 
@@ -237,10 +217,7 @@ mod tests {
         let temp = tree();
         let folder = Folder::open(&temp.path().join("top")).unwrap();
         let walk = |location: &str| text(unix::open_by_component(folder.handle.as_fd(), Path::new(location)));
-        for open in [
-            &|location: &str| text(folder.open_file(Path::new(location))),
-            &walk as &dyn Fn(&str) -> _,
-        ] {
+        for open in [&|location: &str| text(folder.open_file(Path::new(location))), &walk as &dyn Fn(&str) -> _] {
             assert_eq!(open("a/data"), Ok("data".into()));
             for escape in ["final", "middle/data", "out", "../outside"] {
                 assert_eq!(open(escape), Err(true), "{escape}");

@@ -114,42 +114,27 @@ pub fn declared_type(value: &ValueInfoProto) -> Result<(DType, Option<Vec<Declar
     let undeclared = TypeProto::default();
     let declared = type_from_proto(&value.name, value.r#type.as_ref().unwrap_or(&undeclared))?;
     let found = match declared {
-        DeclaredType::Tensor(DeclaredTensor {
-            element: ElementType::Number(dtype),
-            dims,
-        }) => return Ok((dtype, dims)),
-        DeclaredType::Tensor(DeclaredTensor {
-            element: ElementType::Complex(dtype),
-            dims,
-        }) => {
+        DeclaredType::Tensor(DeclaredTensor { element: ElementType::Number(dtype), dims }) => return Ok((dtype, dims)),
+        DeclaredType::Tensor(DeclaredTensor { element: ElementType::Complex(dtype), dims }) => {
             let with_pair = |mut dims: Vec<DeclaredDim>| {
                 dims.push(DeclaredDim::Value(2));
                 dims
             };
             return Ok((dtype, dims.map(with_pair)));
         }
-        DeclaredType::Tensor(DeclaredTensor {
-            element: ElementType::String,
-            ..
-        }) => "a tensor of strings",
+        DeclaredType::Tensor(DeclaredTensor { element: ElementType::String, .. }) => "a tensor of strings",
         DeclaredType::SparseTensor(_) => "a sparse tensor",
         DeclaredType::Sequence(_) => "a sequence",
         DeclaredType::Optional(_) => "an optional",
         DeclaredType::Map(..) => "a map",
     };
     let place = format!("value {}", Quoted::new(&value.name));
-    Err(ReadError::Unsupported {
-        place,
-        problem: format!("declared as {found}, expected a tensor of numbers"),
-    })
+    Err(ReadError::Unsupported { place, problem: format!("declared as {found}, expected a tensor of numbers") })
 }
 
 /// Reads any declared type; `value` is the name of what has it, for errors.
 pub fn type_from_proto(value: &str, proto: &TypeProto) -> Result<DeclaredType, ReadError> {
-    let fault = |problem: String| ReadError::Type {
-        value: Quoted::new(value),
-        problem,
-    };
+    let fault = |problem: String| ReadError::Type { value: Quoted::new(value), problem };
     let mut wrappers = Vec::new();
     let mut inner = Some(proto);
     let tensor = loop {
@@ -179,10 +164,7 @@ pub fn type_from_proto(value: &str, proto: &TypeProto) -> Result<DeclaredType, R
             }
             TypeValue::OpaqueType(opaque) => {
                 let problem = format!("opaque type {} is not supported", Quoted::new(&opaque.name));
-                return Err(ReadError::Unsupported {
-                    place: format!("value {}", Quoted::new(value)),
-                    problem,
-                });
+                return Err(ReadError::Unsupported { place: format!("value {}", Quoted::new(value)), problem });
             }
         }
     };
@@ -194,14 +176,9 @@ pub fn type_from_proto(value: &str, proto: &TypeProto) -> Result<DeclaredType, R
 }
 
 fn declared_tensor(value: &str, proto: &TensorTypeProto) -> Result<DeclaredTensor, ReadError> {
-    let element = ElementType::from_onnx(proto.elem_type).map_err(|problem| ReadError::Type {
-        value: Quoted::new(value),
-        problem,
-    })?;
-    let dims = proto
-        .shape
-        .as_ref()
-        .map(|shape| shape.dim.iter().map(declared_dim).collect());
+    let element = ElementType::from_onnx(proto.elem_type)
+        .map_err(|problem| ReadError::Type { value: Quoted::new(value), problem })?;
+    let dims = proto.shape.as_ref().map(|shape| shape.dim.iter().map(declared_dim).collect());
     Ok(DeclaredTensor { element, dims })
 }
 
@@ -219,47 +196,23 @@ mod tests {
     use crate::proto::{SequenceTypeProto, TensorShapeProto};
 
     fn tensor_type(elem_type: DataType, dims: &[DimensionValue]) -> TypeProto {
-        let dim = dims.iter().map(|value| DimensionProto {
-            value: Some(value.clone()),
-            ..Default::default()
-        });
+        let dim = dims.iter().map(|value| DimensionProto { value: Some(value.clone()), ..Default::default() });
         let shape = Some(TensorShapeProto { dim: dim.collect() });
-        let tensor = TensorTypeProto {
-            elem_type: elem_type.into(),
-            shape,
-        };
-        TypeProto {
-            value: Some(TypeValue::TensorType(tensor)),
-            ..Default::default()
-        }
+        let tensor = TensorTypeProto { elem_type: elem_type.into(), shape };
+        TypeProto { value: Some(TypeValue::TensorType(tensor)), ..Default::default() }
     }
 
     fn wrapped(form: fn(SequenceTypeProto) -> TypeValue, inner: TypeProto) -> TypeProto {
-        let wrapper = SequenceTypeProto {
-            elem_type: Some(Box::new(inner)),
-        };
-        TypeProto {
-            value: Some(form(wrapper)),
-            ..Default::default()
-        }
+        let wrapper = SequenceTypeProto { elem_type: Some(Box::new(inner)) };
+        TypeProto { value: Some(form(wrapper)), ..Default::default() }
     }
 
     #[test]
     fn dims_keep_numbers_symbols_and_unknowns() {
         let symbol = |name: &str| DimensionValue::DimParam(name.into());
-        let proto = tensor_type(
-            DataType::Float16,
-            &[symbol("batch"), DimensionValue::DimValue(-1), symbol("")],
-        );
-        let dims = vec![
-            DeclaredDim::Symbol("batch".into()),
-            DeclaredDim::Value(-1),
-            DeclaredDim::Unknown,
-        ];
-        let expected = DeclaredTensor {
-            element: ElementType::Number(DType::F16),
-            dims: Some(dims),
-        };
+        let proto = tensor_type(DataType::Float16, &[symbol("batch"), DimensionValue::DimValue(-1), symbol("")]);
+        let dims = vec![DeclaredDim::Symbol("batch".into()), DeclaredDim::Value(-1), DeclaredDim::Unknown];
+        let expected = DeclaredTensor { element: ElementType::Number(DType::F16), dims: Some(dims) };
         assert_eq!(type_from_proto("x", &proto).unwrap(), DeclaredType::Tensor(expected));
     }
 
@@ -267,10 +220,7 @@ mod tests {
     fn wrappers_keep_their_order() {
         let inner = tensor_type(DataType::Int64, &[]);
         let proto = wrapped(TypeValue::OptionalType, wrapped(TypeValue::SequenceType, inner));
-        let tensor = DeclaredTensor {
-            element: ElementType::Number(DType::I64),
-            dims: Some(vec![]),
-        };
+        let tensor = DeclaredTensor { element: ElementType::Number(DType::I64), dims: Some(vec![]) };
         let expected = DeclaredType::Optional(Box::new(DeclaredType::Sequence(Box::new(DeclaredType::Tensor(tensor)))));
         assert_eq!(type_from_proto("x", &proto).unwrap(), expected);
     }
@@ -279,63 +229,32 @@ mod tests {
     fn an_undeclared_or_unknown_type_is_an_error_that_names_the_value() {
         let message = |proto: &TypeProto| type_from_proto("x", proto).unwrap_err().to_string();
         assert_eq!(message(&TypeProto::default()), "value 'x': its type is not declared");
-        assert_eq!(
-            message(&tensor_type(DataType::Undefined, &[])),
-            "value 'x': the element type is missing"
-        );
+        assert_eq!(message(&tensor_type(DataType::Undefined, &[])), "value 'x': the element type is missing");
         let mut proto = tensor_type(DataType::Float, &[]);
-        let Some(TypeValue::TensorType(tensor)) = &mut proto.value else {
-            unreachable!()
-        };
+        let Some(TypeValue::TensorType(tensor)) = &mut proto.value else { unreachable!() };
         tensor.elem_type = 99;
         assert_eq!(message(&proto), "value 'x': element type 99 is not one of ONNX");
     }
 
     #[test]
     fn a_value_is_a_tensor_of_numbers_or_an_error_that_says_what_it_is() {
-        let value = |proto: TypeProto| ValueInfoProto {
-            name: "x".into(),
-            r#type: Some(proto),
-            ..Default::default()
-        };
+        let value = |proto: TypeProto| ValueInfoProto { name: "x".into(), r#type: Some(proto), ..Default::default() };
         let read = |proto: TypeProto| declared_type(&value(proto));
         let dims = |numbers: &[i64]| Some(numbers.iter().map(|&number| DeclaredDim::Value(number)).collect());
         let three = [DimensionValue::DimValue(3)];
-        assert_eq!(
-            read(tensor_type(DataType::Int4, &three)).unwrap(),
-            (DType::I4, dims(&[3]))
-        );
-        assert_eq!(
-            read(tensor_type(DataType::Complex64, &three)).unwrap(),
-            (DType::F32, dims(&[3, 2]))
-        );
+        assert_eq!(read(tensor_type(DataType::Int4, &three)).unwrap(), (DType::I4, dims(&[3])));
+        assert_eq!(read(tensor_type(DataType::Complex64, &three)).unwrap(), (DType::F32, dims(&[3, 2])));
         let sequence = wrapped(TypeValue::SequenceType, tensor_type(DataType::Float, &[]));
         let error = read(sequence).unwrap_err().to_string();
         assert_eq!(error, "value 'x': declared as a sequence, expected a tensor of numbers");
-        let undeclared = declared_type(&ValueInfoProto {
-            name: "x".into(),
-            ..Default::default()
-        });
-        assert_eq!(
-            undeclared.unwrap_err().to_string(),
-            "value 'x': its type is not declared"
-        );
+        let undeclared = declared_type(&ValueInfoProto { name: "x".into(), ..Default::default() });
+        assert_eq!(undeclared.unwrap_err().to_string(), "value 'x': its type is not declared");
     }
 
     #[test]
     fn attribute_numbers_are_element_types() {
         let numbers = [1, 9, 26, 8, 14, 27, 0, -1, 1 << 40];
-        let expected = [
-            Some(DType::F32),
-            Some(DType::Bool),
-            Some(DType::I2),
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-        ];
+        let expected = [Some(DType::F32), Some(DType::Bool), Some(DType::I2), None, None, None, None, None, None];
         assert_eq!(numbers.map(dtype_from_number), expected);
     }
 }

@@ -125,16 +125,11 @@ impl ReadError {
     }
 
     pub(super) fn model(problem: impl Into<String>) -> ReadError {
-        ReadError::Model {
-            problem: problem.into(),
-        }
+        ReadError::Model { problem: problem.into() }
     }
 
     pub(super) fn tensor(name: &str, problem: impl Into<String>) -> ReadError {
-        ReadError::Tensor {
-            tensor: Quoted::new(name),
-            problem: problem.into(),
-        }
+        ReadError::Tensor { tensor: Quoted::new(name), problem: problem.into() }
     }
 }
 
@@ -167,9 +162,6 @@ mod tests {
     #[test]
     fn quoted_text_cannot_forge_lines_or_grow() {
         assert_eq!(Quoted::new("a\nb").to_string(), "'a\\nb'");
-        assert_eq!(
-            Quoted::new(&"x".repeat(5000)).to_string().chars().count(),
-            Quoted::CHARS_MAX + 3
-        );
+        assert_eq!(Quoted::new(&"x".repeat(5000)).to_string().chars().count(), Quoted::CHARS_MAX + 3);
     }
 }

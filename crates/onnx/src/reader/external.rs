@@ -45,10 +45,7 @@ enum Content {
 
 impl ExternalFiles {
     pub(super) fn new(folder: Option<Folder>) -> ExternalFiles {
-        ExternalFiles {
-            folder,
-            open: Mutex::new(BTreeMap::new()),
-        }
+        ExternalFiles { folder, open: Mutex::new(BTreeMap::new()) }
     }
 
     /// The `expected_bytes` bytes that the external data of `proto` must be.
@@ -116,10 +113,7 @@ impl<'a> ExternalPlace<'a> {
             Some(Some(number)) => Ok(Some(number)),
             Some(None) => {
                 let text = Quoted::new(text.unwrap_or_default());
-                Err(fault(
-                    location,
-                    format!("{key} is {text}, expected a decimal number below 2^64"),
-                ))
+                Err(fault(location, format!("{key} is {text}, expected a decimal number below 2^64")))
             }
         };
         let sha1 = match checksum.map(parse_sha1) {
@@ -148,9 +142,7 @@ impl<'a> ExternalPlace<'a> {
             }
             self.io("open", folder, source)
         })?;
-        let metadata = file
-            .metadata()
-            .map_err(|source| self.io("read the size of", folder, source))?;
+        let metadata = file.metadata().map_err(|source| self.io("read the size of", folder, source))?;
         if !metadata.is_file() {
             return Err(self.fault("not a regular file"));
         }
@@ -161,23 +153,14 @@ impl<'a> ExternalPlace<'a> {
         if sum > limits.external_bytes {
             let place = format!("tensor {}", Quoted::new(self.tensor));
             let (budget, limit) = (Budget::ExternalBytes, limits.external_bytes);
-            return Err(ReadError::OverLimit {
-                place,
-                budget,
-                value: sum,
-                limit,
-            });
+            return Err(ReadError::OverLimit { place, budget, value: sum, limit });
         }
         let content = if is_mappable(&metadata) {
             Content::Held(hold_file(&file, &metadata).map_err(|source| self.io("map", folder, source))?)
         } else {
             Content::Unmapped(file)
         };
-        Ok(OpenFile {
-            content,
-            size: metadata.len(),
-            sha1: None,
-        })
+        Ok(OpenFile { content, size: metadata.len(), sha1: None })
     }
 
     /// Compares the file with the checksum. An unmapped file is read whole first, so that the bytes that were
@@ -209,34 +192,22 @@ impl<'a> ExternalPlace<'a> {
         let bounds = end.and_then(|end| Some((usize::try_from(self.offset).ok()?, usize::try_from(end).ok()?)));
         let Some((start, end)) = bounds else {
             let offset = self.offset;
-            return Err(self.fault(format!(
-                "{length} bytes at offset {offset}, but the file has {file_bytes} bytes"
-            )));
+            return Err(self.fault(format!("{length} bytes at offset {offset}, but the file has {file_bytes} bytes")));
         };
         if end.saturating_sub(start) != expected_bytes {
-            return Err(self.fault(format!(
-                "{length} bytes, expected {expected_bytes} for the tensor's type and dims"
-            )));
+            return Err(self.fault(format!("{length} bytes, expected {expected_bytes} for the tensor's type and dims")));
         }
         Ok((start, end))
     }
 
     fn fault(&self, problem: impl Into<String>) -> ReadError {
         let (tensor, location) = (Quoted::new(self.tensor), Quoted::new(self.location));
-        ReadError::External {
-            tensor,
-            location,
-            problem: problem.into(),
-        }
+        ReadError::External { tensor, location, problem: problem.into() }
     }
 
     fn io(&self, action: &str, folder: &Folder, source: io::Error) -> ReadError {
         let action = format!("{action} the data of tensor {} in", Quoted::new(self.tensor));
-        ReadError::Io {
-            action,
-            path: folder.display_path(&self.path),
-            source,
-        }
+        ReadError::Io { action, path: folder.display_path(&self.path), source }
     }
 }
 
@@ -272,23 +243,12 @@ fn checked_path(location: &str) -> Result<PathBuf, &'static str> {
 
 /// Digits only: `str::parse` alone would take a leading plus sign.
 fn parse_decimal(text: &str) -> Option<u64> {
-    text.bytes()
-        .all(|byte| byte.is_ascii_digit())
-        .then(|| text.parse().ok())
-        .flatten()
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
 fn parse_sha1(text: &str) -> Option<[u8; 20]> {
-    let digits: Vec<u8> = text
-        .chars()
-        .map(|digit| digit.to_digit(16)?.try_into().ok())
-        .collect::<Option<_>>()?;
-    let bytes: Vec<u8> = digits
-        .as_chunks::<2>()
-        .0
-        .iter()
-        .map(|[high, low]| high << 4 | low)
-        .collect();
+    let digits: Vec<u8> = text.chars().map(|digit| digit.to_digit(16)?.try_into().ok()).collect::<Option<_>>()?;
+    let bytes: Vec<u8> = digits.as_chunks::<2>().0.iter().map(|[high, low]| high << 4 | low).collect();
     (digits.len() == 40).then(|| bytes.try_into().ok()).flatten()
 }
 

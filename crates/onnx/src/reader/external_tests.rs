@@ -14,10 +14,7 @@ use crate::proto::*;
 
 /// A model of one u8 tensor `w` with `size` elements and these external data entries.
 fn model(size: i64, entries: &[(&str, &str)]) -> Vec<u8> {
-    let entry = |&(key, value): &(&str, &str)| StringStringEntryProto {
-        key: key.into(),
-        value: value.into(),
-    };
+    let entry = |&(key, value): &(&str, &str)| StringStringEntryProto { key: key.into(), value: value.into() };
     let weight = TensorProto {
         name: "w".into(),
         data_type: DataType::Uint8.into(),
@@ -26,21 +23,9 @@ fn model(size: i64, entries: &[(&str, &str)]) -> Vec<u8> {
         external_data: entries.iter().map(entry).collect(),
         ..Default::default()
     };
-    let graph = GraphProto {
-        initializer: vec![weight],
-        ..Default::default()
-    };
-    let opset_import = vec![OperatorSetIdProto {
-        domain: String::new(),
-        version: 20,
-    }];
-    ModelProto {
-        ir_version: 9,
-        graph: Some(graph),
-        opset_import,
-        ..Default::default()
-    }
-    .encode_to_vec()
+    let graph = GraphProto { initializer: vec![weight], ..Default::default() };
+    let opset_import = vec![OperatorSetIdProto { domain: String::new(), version: 20 }];
+    ModelProto { ir_version: 9, graph: Some(graph), opset_import, ..Default::default() }.encode_to_vec()
 }
 
 /// outside, model/data (0..100), model/sub/data
@@ -55,8 +40,7 @@ fn tree() -> tempfile::TempDir {
 }
 
 fn first_tensor(file: &ModelFile) -> Result<Bytes, ReadError> {
-    file.tensor(&file.graph().initializer[0])
-        .map(|tensor| Bytes::copy_from_slice(tensor.bytes()))
+    file.tensor(&file.graph().initializer[0]).map(|tensor| Bytes::copy_from_slice(tensor.bytes()))
 }
 
 fn read(temp: &Path, size: i64, entries: &[(&str, &str)]) -> Result<Bytes, ReadError> {
@@ -75,24 +59,10 @@ fn ranges_of_files_beneath_the_folder_are_read() {
     let temp = tree();
     let range = [("location", "data"), ("offset", "10"), ("length", "3")];
     assert_eq!(read(temp.path(), 3, &range).unwrap(), [10, 11, 12][..]);
-    assert_eq!(
-        read(temp.path(), 3, &[("location", "data"), ("offset", "97")]).unwrap(),
-        [97, 98, 99][..]
-    );
+    assert_eq!(read(temp.path(), 3, &[("location", "data"), ("offset", "97")]).unwrap(), [97, 98, 99][..]);
     assert_eq!(read(temp.path(), 4, &[("location", "sub/data")]).unwrap(), [2; 4][..]);
-    assert_eq!(
-        read(temp.path(), 4, &[("location", "./sub/./data")]).unwrap(),
-        [2; 4][..]
-    );
-    assert_eq!(
-        read(
-            temp.path(),
-            0,
-            &[("location", "data"), ("length", "0"), ("offset", "100")]
-        )
-        .unwrap(),
-        [][..]
-    );
+    assert_eq!(read(temp.path(), 4, &[("location", "./sub/./data")]).unwrap(), [2; 4][..]);
+    assert_eq!(read(temp.path(), 0, &[("location", "data"), ("length", "0"), ("offset", "100")]).unwrap(), [][..]);
 }
 
 #[test]
@@ -112,11 +82,7 @@ fn a_file_others_can_write_is_read_into_our_memory() {
     let data = temp.path().join("model/data");
     fs::set_permissions(&data, fs::Permissions::from_mode(0o666)).unwrap();
     let entries = [("location", "data"), ("offset", "10"), ("length", "3")];
-    let file = ModelFile::from_bytes(
-        model(3, &entries).into(),
-        Some(temp.path().join("model")),
-        &Limits::default(),
-    );
+    let file = ModelFile::from_bytes(model(3, &entries).into(), Some(temp.path().join("model")), &Limits::default());
     let file = file.unwrap();
     let tensor = file.tensor(&file.graph().initializer[0]).unwrap();
     fs::write(&data, [0; 100]).unwrap();
@@ -156,29 +122,16 @@ fn paths_that_leave_the_folder_are_refused() {
     ];
     for location in cases {
         let error = message(temp.path(), 4, &[("location", location)]);
-        assert!(
-            error.starts_with("tensor 'w': external data '") && error.contains("': location "),
-            "{error}"
-        );
+        assert!(error.starts_with("tensor 'w': external data '") && error.contains("': location "), "{error}");
     }
     let error = message(temp.path(), 4, &[("location", "../outside")]);
     let expected = "location has a '..' component, expected a path inside the model's folder";
     assert_eq!(error, format!("tensor 'w': external data '../outside': {expected}"));
     // Plain names that look odd, among them another runtime's marker, are plain names that do not exist.
-    for location in [
-        "*/_ORT_MEM_ADDR_/*",
-        "%2e%2e/outside",
-        "...",
-        "~/x",
-        "$HOME/x",
-        "absent",
-    ] {
+    for location in ["*/_ORT_MEM_ADDR_/*", "%2e%2e/outside", "...", "~/x", "$HOME/x", "absent"] {
         let error = read(temp.path(), 4, &[("location", location)]).unwrap_err();
         assert_eq!(error.kind(), ReadErrorKind::Io, "{error}");
-        assert!(
-            error.to_string().starts_with("cannot open the data of tensor 'w' in '"),
-            "{error}"
-        );
+        assert!(error.to_string().starts_with("cannot open the data of tensor 'w' in '"), "{error}");
     }
 }
 
@@ -201,10 +154,7 @@ fn links_pipes_and_folders_are_refused_with_the_flag_that_helps() {
     let message = |location: &str| message(temp.path(), 4, &[("location", location)]);
     for location in ["out", "final", "middle/data"] {
         let error = message(location);
-        assert!(
-            error.contains("a link, or a path through one; --model-root DIR allows"),
-            "{error}"
-        );
+        assert!(error.contains("a link, or a path through one; --model-root DIR allows"), "{error}");
     }
     assert!(message("hard").contains("several hard links; --model-root DIR allows"));
     assert_eq!(message("pipe"), "tensor 'w': external data 'pipe': not a regular file");
@@ -225,14 +175,8 @@ fn a_model_root_allows_links_that_stay_beneath_it() {
     assert_eq!(read_within(temp.path(), "out").unwrap(), [1; 4][..]);
     assert_eq!(read_within(temp.path(), "hard").unwrap(), [1; 4][..]);
     let error = read_within(&folder, "out").unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "tensor 'w': external data 'out': a link that leaves the model root"
-    );
-    assert_eq!(
-        read_within(&folder.join("sub"), "out").unwrap_err().kind(),
-        ReadErrorKind::Io
-    );
+    assert_eq!(error, "tensor 'w': external data 'out': a link that leaves the model root");
+    assert_eq!(read_within(&folder.join("sub"), "out").unwrap_err().kind(), ReadErrorKind::Io);
 }
 
 #[test]
@@ -241,20 +185,14 @@ fn keys_and_numbers_are_a_closed_list() {
     let message = |entries: &[(&str, &str)]| message(temp.path(), 4, entries);
     let prefix = "tensor 'w': external data 'data': ";
     let expected = "unknown key '__class__', expected location, offset, length or checksum";
-    assert_eq!(
-        message(&[("location", "data"), ("__class__", "x")]),
-        format!("{prefix}{expected}")
-    );
+    assert_eq!(message(&[("location", "data"), ("__class__", "x")]), format!("{prefix}{expected}"));
     assert_eq!(
         message(&[("location", "data"), ("offset", "1"), ("offset", "2")]),
         format!("{prefix}key 'offset' is given twice")
     );
     for number in ["", "-1", "+1", "0x10", "1.0", " 1", "18446744073709551616"] {
         let error = message(&[("location", "data"), ("length", number)]);
-        assert_eq!(
-            error,
-            format!("{prefix}length is '{number}', expected a decimal number below 2^64")
-        );
+        assert_eq!(error, format!("{prefix}length is '{number}', expected a decimal number below 2^64"));
     }
     assert!(message(&[("offset", "0")]).ends_with("location is missing"));
     assert!(message(&[]).ends_with("location is missing"));
@@ -264,41 +202,21 @@ fn keys_and_numbers_are_a_closed_list() {
 fn ranges_outside_the_file_or_unlike_the_tensor_are_refused() {
     let temp = tree();
     let message = |offset: &str, length: &str| {
-        message(
-            temp.path(),
-            4,
-            &[("location", "data"), ("offset", offset), ("length", length)],
-        )
+        message(temp.path(), 4, &[("location", "data"), ("offset", offset), ("length", length)])
     };
     let prefix = "tensor 'w': external data 'data': ";
-    assert_eq!(
-        message("97", "4"),
-        format!("{prefix}4 bytes at offset 97, but the file has 100 bytes")
-    );
+    assert_eq!(message("97", "4"), format!("{prefix}4 bytes at offset 97, but the file has 100 bytes"));
     let last = u64::MAX.to_string();
-    for (offset, length) in [
-        (last.as_str(), "2"),
-        ("4", &last),
-        (&last, &last),
-        ("101", "0"),
-        ("9223372036854775808", "4"),
-    ] {
+    for (offset, length) in
+        [(last.as_str(), "2"), ("4", &last), (&last, &last), ("101", "0"), ("9223372036854775808", "4")]
+    {
         assert!(message(offset, length).ends_with("but the file has 100 bytes"));
     }
-    assert_eq!(
-        message("0", "5"),
-        format!("{prefix}5 bytes, expected 4 for the tensor's type and dims")
-    );
+    assert_eq!(message("0", "5"), format!("{prefix}5 bytes, expected 4 for the tensor's type and dims"));
     let open_end = super::external_tests::message(temp.path(), 4, &[("location", "data"), ("offset", "10")]);
-    assert_eq!(
-        open_end,
-        format!("{prefix}90 bytes, expected 4 for the tensor's type and dims")
-    );
+    assert_eq!(open_end, format!("{prefix}90 bytes, expected 4 for the tensor's type and dims"));
     let beyond = super::external_tests::message(temp.path(), 4, &[("location", "data"), ("offset", "101")]);
-    assert_eq!(
-        beyond,
-        format!("{prefix}0 bytes at offset 101, but the file has 100 bytes")
-    );
+    assert_eq!(beyond, format!("{prefix}0 bytes at offset 101, but the file has 100 bytes"));
 }
 
 #[test]
@@ -308,12 +226,7 @@ fn the_checksum_is_compared_for_mapped_and_unmapped_files() {
     let good = "1e6634bfaebc0348298105923d0f26e47aa33ff5";
     let wrong = good.replace('0', "1");
     fn entries(checksum: &str) -> [(&str, &str); 4] {
-        [
-            ("location", "data"),
-            ("offset", "0"),
-            ("length", "4"),
-            ("checksum", checksum),
-        ]
+        [("location", "data"), ("offset", "0"), ("length", "4"), ("checksum", checksum)]
     }
     for mode in [0o644, 0o666] {
         fs::set_permissions(temp.path().join("model/data"), fs::Permissions::from_mode(mode)).unwrap();
@@ -332,19 +245,10 @@ fn limits_and_missing_folders_are_refusals() {
     let bytes = Bytes::from(model(100, &[("location", "data")]));
     let file = ModelFile::from_bytes(bytes.clone(), None, &Limits::default()).unwrap();
     let error = first_tensor(&file).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "tensor 'w': external data 'data': refused, because a model given as bytes has no folder"
-    );
-    let limits = Limits {
-        external_bytes: 99,
-        ..Limits::default()
-    };
+    assert_eq!(error, "tensor 'w': external data 'data': refused, because a model given as bytes has no folder");
+    let limits = Limits { external_bytes: 99, ..Limits::default() };
     let file = ModelFile::from_bytes(bytes, Some(temp.path().join("model")), &limits).unwrap();
     assert!(
-        first_tensor(&file)
-            .unwrap_err()
-            .to_string()
-            .contains("100 bytes of external data is over the limit of 99")
+        first_tensor(&file).unwrap_err().to_string().contains("100 bytes of external data is over the limit of 99")
     );
 }

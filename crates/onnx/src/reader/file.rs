@@ -63,11 +63,7 @@ impl ModelFile {
     /// Reads a model from memory. Without a folder, external data is refused.
     pub fn from_bytes(bytes: Bytes, folder: Option<PathBuf>, limits: &Limits) -> Result<ModelFile, ReadError> {
         let open = |path: PathBuf| {
-            Folder::open(&path).map_err(|source| ReadError::Io {
-                action: "open the folder".into(),
-                path,
-                source,
-            })
+            Folder::open(&path).map_err(|source| ReadError::Io { action: "open the folder".into(), path, source })
         };
         ModelFile::new(bytes, folder.map(open).transpose()?, limits)
     }
@@ -76,13 +72,7 @@ impl ModelFile {
         let proto: ModelProto = decode(&bytes, Kind::Model, limits)?;
         check_model(&proto)?;
         let files = ExternalFiles::new(folder);
-        Ok(ModelFile {
-            proto,
-            bytes,
-            digest: OnceLock::new(),
-            files,
-            limits: limits.clone(),
-        })
+        Ok(ModelFile { proto, bytes, digest: OnceLock::new(), files, limits: limits.clone() })
     }
 
     /// The decoded model.
@@ -92,10 +82,7 @@ impl ModelFile {
 
     /// The main graph.
     pub fn graph(&self) -> &GraphProto {
-        self.proto
-            .graph
-            .as_ref()
-            .expect("check_model refused models without a graph")
+        self.proto.graph.as_ref().expect("check_model refused models without a graph")
     }
 
     /// The limits the model was read under.
@@ -128,10 +115,7 @@ impl ModelFile {
 /// The version imported for `domain`; also for the imports of a function. The empty domain is `ai.onnx`.
 pub fn opset_version(imports: &[OperatorSetIdProto], domain: &str) -> Option<i64> {
     let domain = canonical_domain(domain);
-    imports
-        .iter()
-        .find(|import| canonical_domain(&import.domain) == domain)
-        .map(|import| import.version)
+    imports.iter().find(|import| canonical_domain(&import.domain) == domain).map(|import| import.version)
 }
 
 /// The one spelling of an operator domain: ONNX writes its own as `ai.onnx` or as nothing.
@@ -144,12 +128,7 @@ pub(super) fn decode<M: Message + Default>(bytes: &Bytes, kind: Kind, limits: &L
     let size = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
     if size > limits.model_bytes {
         let (budget, limit) = (Budget::ModelBytes, limits.model_bytes);
-        return Err(ReadError::OverLimit {
-            place: "the file".into(),
-            budget,
-            value: size,
-            limit,
-        });
+        return Err(ReadError::OverLimit { place: "the file".into(), budget, value: size, limit });
     }
     scan(bytes, kind, limits)?;
     Ok(M::decode(bytes.clone())?)
@@ -158,16 +137,11 @@ pub(super) fn decode<M: Message + Default>(bytes: &Bytes, kind: Kind, limits: &L
 fn check_model(proto: &ModelProto) -> Result<(), ReadError> {
     let version = proto.ir_version;
     if version <= 0 {
-        return Err(ReadError::model(format!(
-            "ir_version is {version}, expected {IR_VERSION_MIN} or more"
-        )));
+        return Err(ReadError::model(format!("ir_version is {version}, expected {IR_VERSION_MIN} or more")));
     }
     if version < IR_VERSION_MIN {
         let problem = format!("IR version {version} is not supported, expected {IR_VERSION_MIN} or more");
-        return Err(ReadError::Unsupported {
-            place: "the model".into(),
-            problem,
-        });
+        return Err(ReadError::Unsupported { place: "the model".into(), problem });
     }
     if proto.graph.is_none() {
         return Err(ReadError::model("it has no graph"));
@@ -177,10 +151,7 @@ fn check_model(proto: &ModelProto) -> Result<(), ReadError> {
     }
     check_imports(&proto.opset_import, "the model")?;
     for function in &proto.functions {
-        check_imports(
-            &function.opset_import,
-            &format!("function {}", Quoted::new(&function.name)),
-        )?;
+        check_imports(&function.opset_import, &format!("function {}", Quoted::new(&function.name)))?;
     }
     Ok(())
 }
@@ -191,25 +162,15 @@ const IMPORTS_MAX: usize = 256;
 /// Two versions of one domain would make every operator of it ambiguous.
 fn check_imports(imports: &[OperatorSetIdProto], place: &str) -> Result<(), ReadError> {
     if imports.len() > IMPORTS_MAX {
-        let problem = format!(
-            "{place} imports {} operator sets, expected at most {IMPORTS_MAX}",
-            imports.len()
-        );
+        let problem = format!("{place} imports {} operator sets, expected at most {IMPORTS_MAX}", imports.len());
         return Err(ReadError::model(problem));
     }
     for import in imports {
         let first = opset_version(imports, &import.domain).unwrap_or(import.version);
         if first != import.version {
-            let domain = if import.domain.is_empty() {
-                "ai.onnx"
-            } else {
-                &import.domain
-            };
+            let domain = if import.domain.is_empty() { "ai.onnx" } else { &import.domain };
             let version = import.version;
-            let problem = format!(
-                "{place} imports domain {} as both {first} and {version}",
-                Quoted::new(domain)
-            );
+            let problem = format!("{place} imports domain {} as both {first} and {version}", Quoted::new(domain));
             return Err(ReadError::model(problem));
         }
     }

@@ -8,39 +8,21 @@ use super::{Limits, ModelFile, ReadError};
 use crate::proto::*;
 
 fn import(domain: &str, version: i64) -> OperatorSetIdProto {
-    OperatorSetIdProto {
-        domain: domain.into(),
-        version,
-    }
+    OperatorSetIdProto { domain: domain.into(), version }
 }
 
 fn model() -> ModelProto {
     let raw_data = Some(Bytes::from(vec![7; 400]));
-    let weight = TensorProto {
-        name: "w".into(),
-        data_type: 1,
-        dims: vec![10, 10],
-        raw_data,
-        ..Default::default()
-    };
+    let weight = TensorProto { name: "w".into(), data_type: 1, dims: vec![10, 10], raw_data, ..Default::default() };
     let node = NodeProto {
         op_type: "Add".into(),
         input: vec!["x".into(), "w".into()],
         output: vec!["y".into()],
         ..Default::default()
     };
-    let graph = GraphProto {
-        node: vec![node],
-        initializer: vec![weight],
-        ..Default::default()
-    };
+    let graph = GraphProto { node: vec![node], initializer: vec![weight], ..Default::default() };
     let opset_import = vec![import("ai.onnx", 17), import("com.microsoft", 1)];
-    ModelProto {
-        ir_version: 8,
-        graph: Some(graph),
-        opset_import,
-        ..Default::default()
-    }
+    ModelProto { ir_version: 8, graph: Some(graph), opset_import, ..Default::default() }
 }
 
 fn from_model(model: &ModelProto) -> Result<ModelFile, ReadError> {
@@ -67,10 +49,7 @@ fn a_file_on_disk_reads_the_same_as_its_bytes() {
     assert_eq!(file.digest(), from_model(&model()).unwrap().digest());
     // Two tensors of one file share its bytes: the copy of a slice would lie elsewhere.
     let raw_data = file.graph().initializer[0].raw_data.as_ref().unwrap();
-    assert_eq!(
-        file.tensor(&file.graph().initializer[0]).unwrap().bytes().as_ptr(),
-        raw_data.as_ptr()
-    );
+    assert_eq!(file.tensor(&file.graph().initializer[0]).unwrap().bytes().as_ptr(), raw_data.as_ptr());
 }
 
 #[test]
@@ -80,24 +59,13 @@ fn what_is_not_a_model_file_is_an_error() {
     assert_eq!(open("absent").kind(), ReadErrorKind::Io);
     assert!(open("").to_string().ends_with("expected a regular file"));
     std::fs::write(temp.path().join("empty"), "").unwrap();
-    assert_eq!(
-        open("empty").to_string(),
-        "not a valid ONNX model: ir_version is 0, expected 3 or more"
-    );
+    assert_eq!(open("empty").to_string(), "not a valid ONNX model: ir_version is 0, expected 3 or more");
     std::fs::write(temp.path().join("page"), "<html>not found</html>").unwrap();
     assert_eq!(open("page").kind(), ReadErrorKind::Malformed);
-    let small = Limits {
-        model_bytes: 10,
-        ..Limits::default()
-    };
+    let small = Limits { model_bytes: 10, ..Limits::default() };
     std::fs::write(temp.path().join("large"), [0; 11]).unwrap();
     let error = ModelFile::open(&temp.path().join("large"), &small).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("11 bytes in the ONNX file is over the limit of 10"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("11 bytes in the ONNX file is over the limit of 10"), "{error}");
     assert_eq!(error.kind(), ReadErrorKind::Refused);
 }
 
@@ -115,14 +83,8 @@ fn versions_and_imports_are_checked() {
         change(&mut model);
         from_model(&model).unwrap_err().to_string()
     };
-    assert_eq!(
-        message(|model| model.ir_version = 2),
-        "the model: IR version 2 is not supported, expected 3 or more"
-    );
-    assert_eq!(
-        message(|model| model.graph = None),
-        "not a valid ONNX model: it has no graph"
-    );
+    assert_eq!(message(|model| model.ir_version = 2), "the model: IR version 2 is not supported, expected 3 or more");
+    assert_eq!(message(|model| model.graph = None), "not a valid ONNX model: it has no graph");
     assert_eq!(
         message(|model| model.opset_import.clear()),
         "not a valid ONNX model: it imports no operator set, expected at least one"
@@ -134,11 +96,7 @@ fn versions_and_imports_are_checked() {
     assert_eq!(
         message(|model| {
             let opset_import = vec![import("a", 1), import("a", 2)];
-            model.functions.push(FunctionProto {
-                name: "f".into(),
-                opset_import,
-                ..Default::default()
-            });
+            model.functions.push(FunctionProto { name: "f".into(), opset_import, ..Default::default() });
         }),
         "not a valid ONNX model: function 'f' imports domain 'a' as both 1 and 2"
     );

@@ -14,35 +14,18 @@ use super::limits::{Budget, Limits};
 
 /// The bytes of the model at `path`, if it is a regular file within the limits.
 pub(super) fn open_model(path: &Path, limits: &Limits) -> Result<Bytes, ReadError> {
-    let fault = |action: &str, source| ReadError::Io {
-        action: action.into(),
-        path: path.into(),
-        source,
-    };
+    let fault = |action: &str, source| ReadError::Io { action: action.into(), path: path.into(), source };
     // Asked before opening, because opening a pipe waits for its other end.
-    let is_file = std::fs::metadata(path)
-        .map_err(|source| fault("open", source))?
-        .is_file();
-    let file = is_file
-        .then(|| File::open(path))
-        .transpose()
-        .map_err(|source| fault("open", source))?;
+    let is_file = std::fs::metadata(path).map_err(|source| fault("open", source))?.is_file();
+    let file = is_file.then(|| File::open(path)).transpose().map_err(|source| fault("open", source))?;
     let Some(file) = file else {
-        return Err(fault(
-            "open",
-            io::Error::new(io::ErrorKind::InvalidInput, "expected a regular file"),
-        ));
+        return Err(fault("open", io::Error::new(io::ErrorKind::InvalidInput, "expected a regular file")));
     };
     let metadata = file.metadata().map_err(|source| fault("read the size of", source))?;
     if metadata.len() > limits.model_bytes {
         let place = format!("'{}'", path.display());
         let (budget, limit) = (Budget::ModelBytes, limits.model_bytes);
-        return Err(ReadError::OverLimit {
-            place,
-            budget,
-            value: metadata.len(),
-            limit,
-        });
+        return Err(ReadError::OverLimit { place, budget, value: metadata.len(), limit });
     }
     hold_file(&file, &metadata).map_err(|source| fault("read", source))
 }
@@ -89,17 +72,12 @@ pub(super) fn is_mappable(_metadata: &Metadata) -> bool {
 /// Exactly `length` bytes from `offset` in memory of our own.
 pub(super) fn read_range(mut file: &File, offset: u64, length: usize) -> io::Result<Bytes> {
     let mut bytes = Vec::new();
-    bytes
-        .try_reserve_exact(length)
-        .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+    bytes.try_reserve_exact(length).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
     file.seek(SeekFrom::Start(offset))?;
     let length_u64 = u64::try_from(length).unwrap_or(u64::MAX);
     file.take(length_u64).read_to_end(&mut bytes)?;
     if bytes.len() != length {
-        return Err(io::Error::new(
-            io::ErrorKind::UnexpectedEof,
-            "the file became shorter while it was read",
-        ));
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
     }
     Ok(Bytes::from(bytes))
 }

@@ -10,13 +10,7 @@ use super::schema::{Field, Kind, field_of};
 
 /// Checks the framing and the budgets of one encoded message of kind `root`.
 pub(super) fn scan(bytes: &[u8], root: Kind, limits: &Limits) -> Result<(), ReadError> {
-    let mut scan = Scan {
-        bytes,
-        at: 0,
-        stack: Vec::new(),
-        limits,
-        tally: Tally::default(),
-    };
+    let mut scan = Scan { bytes, at: 0, stack: Vec::new(), limits, tally: Tally::default() };
     scan.enter(root, bytes.len())?;
     while let Some(frame) = scan.stack.last() {
         if scan.at == frame.end {
@@ -109,14 +103,7 @@ impl Scan<'_> {
         }
         let depth = u64::try_from(self.stack.len()).unwrap_or(u64::MAX).saturating_add(1);
         self.check(Budget::MessageDepth, depth)?;
-        self.stack.push(Frame {
-            kind,
-            end,
-            shape: Shape {
-                elements: Some(1),
-                ..Shape::default()
-            },
-        });
+        self.stack.push(Frame { kind, end, shape: Shape { elements: Some(1), ..Shape::default() } });
         Ok(())
     }
 
@@ -132,10 +119,7 @@ impl Scan<'_> {
 
     /// Checks a tensor once all of it is seen, since its name comes after its dims.
     fn check_shape(&self, shape: &Shape) -> Result<(), ReadError> {
-        let name = shape
-            .name
-            .and_then(|(start, end)| self.bytes.get(start..end))
-            .unwrap_or_default();
+        let name = shape.name.and_then(|(start, end)| self.bytes.get(start..end)).unwrap_or_default();
         let name = String::from_utf8_lossy(name);
         if let Some(dim) = shape.negative {
             return Err(ReadError::tensor(&name, format!("dimension {dim} is negative")));
@@ -150,10 +134,7 @@ impl Scan<'_> {
         // Typed fields grow up to eightfold when decoded, so their count is held against the shape here. A complex
         // element is two values, and no element type takes more.
         if shape.typed_values > elements.saturating_mul(2) {
-            let problem = format!(
-                "{} typed values, expected the {elements} of its dims",
-                shape.typed_values
-            );
+            let problem = format!("{} typed values, expected the {elements} of its dims", shape.typed_values);
             return Err(ReadError::tensor(&name, problem));
         }
         Ok(())
@@ -162,9 +143,7 @@ impl Scan<'_> {
     /// Reads one tag and its value, entering it when it is a message.
     fn field(&mut self) -> Result<(), ReadError> {
         let tag = self.varint()?;
-        let number = u32::try_from(tag >> 3)
-            .ok()
-            .filter(|&number| number > 0 && number < 1 << 29);
+        let number = u32::try_from(tag >> 3).ok().filter(|&number| number > 0 && number < 1 << 29);
         let Some(number) = number else {
             return Err(self.wire(format!("field tag {tag} is out of range")));
         };
@@ -349,21 +328,12 @@ impl Scan<'_> {
     fn wire(&self, problem: String) -> ReadError {
         let offset = u64::try_from(self.at).unwrap_or(u64::MAX);
         let message = self.stack.last().map_or("the file", |frame| frame.kind.name());
-        ReadError::Wire {
-            offset,
-            message,
-            problem,
-        }
+        ReadError::Wire { offset, message, problem }
     }
 }
 
 fn over_limit(place: String, budget: Budget, value: u64, limit: u64) -> ReadError {
-    ReadError::OverLimit {
-        place,
-        budget,
-        value,
-        limit,
-    }
+    ReadError::OverLimit { place, budget, value, limit }
 }
 
 /// Each varint ends with the one byte whose top bit is clear.

@@ -34,12 +34,7 @@ pub(super) fn read_sparse_tensor(
     if dense_bytes_u64 > limits.sparse_bytes {
         let place = format!("sparse tensor {}", Quoted::new(name));
         let budget = Budget::SparseBytes;
-        return Err(ReadError::OverLimit {
-            place,
-            budget,
-            value: dense_bytes_u64,
-            limit: limits.sparse_bytes,
-        });
+        return Err(ReadError::OverLimit { place, budget, value: dense_bytes_u64, limit: limits.sparse_bytes });
     }
     let positions = read_positions(proto, name, count, &size, limits, files)?;
     let mut dense = reserve(name, dense_bytes)?;
@@ -48,8 +43,7 @@ pub(super) fn read_sparse_tensor(
     for (&position, element) in positions.iter().zip(values.bytes().chunks_exact(element_bytes)) {
         let start = position.saturating_mul(element_bytes);
         let slot = dense.get_mut(start..start.saturating_add(element_bytes));
-        slot.expect("positions are below the element count")
-            .copy_from_slice(element);
+        slot.expect("positions are below the element count").copy_from_slice(element);
     }
     Tensor::new(dtype, size.shape, Bytes::from(dense)).map_err(|error| tensor_fault(name, &error))
 }
@@ -76,31 +70,17 @@ fn read_positions(
         return Err(fault(problem));
     }
     let linear_extent = [size.elements];
-    let extents = if is_linear {
-        linear_extent.as_slice()
-    } else {
-        size.shape.as_slice()
-    };
-    let coordinates: Vec<i64> = indices
-        .bytes()
-        .as_chunks::<8>()
-        .0
-        .iter()
-        .map(|bytes| i64::from_le_bytes(*bytes))
-        .collect();
+    let extents = if is_linear { linear_extent.as_slice() } else { size.shape.as_slice() };
+    let coordinates: Vec<i64> =
+        indices.bytes().as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
     if count > 0 && extents.is_empty() {
-        return Err(fault(
-            "sparse indices without coordinates, expected one linear index for a scalar".into(),
-        ));
+        return Err(fault("sparse indices without coordinates, expected one linear index for a scalar".into()));
     }
 
     let mut positions = Vec::new();
     for row in coordinates.chunks_exact(extents.len().max(1)) {
         let Some(position) = linear_position(row, extents) else {
-            return Err(fault(format!(
-                "sparse index {row:?} is outside the shape {:?}",
-                size.shape
-            )));
+            return Err(fault(format!("sparse index {row:?} is outside the shape {:?}", size.shape)));
         };
         if positions.last().is_some_and(|&previous| previous >= position) {
             return Err(fault(format!("sparse index {row:?} does not ascend")));

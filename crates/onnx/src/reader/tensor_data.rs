@@ -50,10 +50,7 @@ impl TensorSize {
             }
             ElementType::String => {
                 let problem = "string tensors are not supported; expected numbers".into();
-                Err(ReadError::Unsupported {
-                    place: place(),
-                    problem,
-                })
+                Err(ReadError::Unsupported { place: place(), problem })
             }
         }
     }
@@ -62,12 +59,7 @@ impl TensorSize {
     pub(super) fn new(name: &str, dtype: DType, dims: &[i64], limits: &Limits) -> Result<TensorSize, ReadError> {
         let over = |budget: Budget, value: u64| {
             let place = format!("tensor {}", Quoted::new(name));
-            Err(ReadError::OverLimit {
-                place,
-                budget,
-                value,
-                limit: limits.get(budget),
-            })
+            Err(ReadError::OverLimit { place, budget, value, limit: limits.get(budget) })
         };
         let rank = u64::try_from(dims.len()).unwrap_or(u64::MAX);
         if rank > limits.rank {
@@ -76,10 +68,7 @@ impl TensorSize {
         let mut shape = Vec::new();
         for &dim in dims {
             let Ok(size) = u64::try_from(dim) else {
-                return Err(ReadError::tensor(
-                    name,
-                    format!("dimension {dim} of {dims:?} is negative"),
-                ));
+                return Err(ReadError::tensor(name, format!("dimension {dim} of {dims:?} is negative")));
             };
             if size > limits.dim {
                 return over(Budget::Dim, size);
@@ -91,16 +80,11 @@ impl TensorSize {
         // A zero anywhere makes the tensor empty, whatever the product of the others.
         let elements = match shape.contains(&0) {
             true => Some(0),
-            false => shape
-                .iter()
-                .try_fold(1usize, |product, &size| product.checked_mul(size)),
+            false => shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size)),
         };
         let memory_bytes = elements.and_then(|elements| elements.checked_mul(dtype.size_bytes()));
         let (Some(elements), Some(memory_bytes)) = (elements, memory_bytes) else {
-            return Err(ReadError::tensor(
-                name,
-                format!("the product of dims {dims:?} overflows"),
-            ));
+            return Err(ReadError::tensor(name, format!("the product of dims {dims:?} overflows")));
         };
         let memory_bytes = u64::try_from(memory_bytes).unwrap_or(u64::MAX);
         if memory_bytes > limits.tensor_bytes {
@@ -111,12 +95,7 @@ impl TensorSize {
             4 => elements.div_ceil(2),
             _ => elements.saturating_mul(dtype.size_bytes()),
         };
-        Ok(TensorSize {
-            dtype,
-            shape,
-            elements,
-            stored_bytes,
-        })
+        Ok(TensorSize { dtype, shape, elements, stored_bytes })
     }
 }
 
@@ -130,10 +109,7 @@ fn stored_bytes(
     let fault = |problem: String| ReadError::tensor(&proto.name, problem);
     if proto.segment.is_some() {
         let place = format!("tensor {}", Quoted::new(&proto.name));
-        return Err(ReadError::Unsupported {
-            place,
-            problem: "tensors in segments are not supported".into(),
-        });
+        return Err(ReadError::Unsupported { place, problem: "tensors in segments are not supported".into() });
     }
     let raw = proto.raw_data.clone().unwrap_or_default();
     let typed = TypedField::used(proto);
@@ -141,48 +117,28 @@ fn stored_bytes(
         Ok(DataLocation::External) => true,
         Ok(DataLocation::Default) if proto.external_data.is_empty() => false,
         Ok(DataLocation::Default) => {
-            return Err(fault(
-                "external_data is given, but data_location is not EXTERNAL".into(),
-            ));
+            return Err(fault("external_data is given, but data_location is not EXTERNAL".into()));
         }
         Err(_) => return Err(fault(format!("unknown data_location {:?}", proto.data_location))),
     };
     if is_external {
         if !raw.is_empty() || !typed.is_empty() {
-            return Err(fault(
-                "data both in the model and in an external file, expected one".into(),
-            ));
+            return Err(fault("data both in the model and in an external file, expected one".into()));
         }
         return files.read(proto, size.stored_bytes, limits);
     }
     if !raw.is_empty() && !typed.is_empty() {
-        return Err(fault(format!(
-            "both raw_data and {} hold data, expected one",
-            names(&typed)
-        )));
+        return Err(fault(format!("both raw_data and {} hold data, expected one", names(&typed))));
     }
     let expected = TypedField::of(size.dtype);
     if typed.iter().any(|&field| field != expected) {
-        let problem = format!(
-            "data in {}, expected {} for {}",
-            names(&typed),
-            expected.name(),
-            size.dtype
-        );
+        let problem = format!("data in {}, expected {} for {}", names(&typed), expected.name(), size.dtype);
         return Err(fault(problem));
     }
     if typed.is_empty() {
         if raw.len() != size.stored_bytes {
-            let TensorSize {
-                dtype,
-                shape,
-                stored_bytes,
-                ..
-            } = size;
-            return Err(fault(format!(
-                "{} bytes of data, expected {stored_bytes} for {dtype} {shape:?}",
-                raw.len()
-            )));
+            let TensorSize { dtype, shape, stored_bytes, .. } = size;
+            return Err(fault(format!("{} bytes of data, expected {stored_bytes} for {dtype} {shape:?}", raw.len())));
         }
         return Ok(raw);
     }
@@ -201,11 +157,7 @@ enum TypedField {
 }
 
 fn names(fields: &[TypedField]) -> String {
-    fields
-        .iter()
-        .map(|field| field.name())
-        .collect::<Vec<_>>()
-        .join(" and ")
+    fields.iter().map(|field| field.name()).collect::<Vec<_>>().join(" and ")
 }
 
 impl TypedField {
@@ -220,10 +172,7 @@ impl TypedField {
 
     /// The fields of `proto` that hold something.
     fn used(proto: &TensorProto) -> Vec<TypedField> {
-        TypedField::ALL
-            .into_iter()
-            .filter(|field| field.len(proto) > 0)
-            .collect()
+        TypedField::ALL.into_iter().filter(|field| field.len(proto) > 0).collect()
     }
 
     /// The field ONNX prescribes for an element type.
@@ -280,34 +229,21 @@ impl TypedField {
     fn encode(self, proto: &TensorProto, size: &TensorSize) -> Result<Vec<u8>, ReadError> {
         let dtype = size.dtype;
         // A packed byte is one value of int32_data, however many elements it holds.
-        let expected = if dtype.bits() < 8 {
-            size.stored_bytes
-        } else {
-            size.elements
-        };
+        let expected = if dtype.bits() < 8 { size.stored_bytes } else { size.elements };
         if self.len(proto) != expected {
             let shape = &size.shape;
-            let problem = format!(
-                "{} values in {}, expected {expected} for {dtype} {shape:?}",
-                self.len(proto),
-                self.name()
-            );
+            let problem =
+                format!("{} values in {}, expected {expected} for {dtype} {shape:?}", self.len(proto), self.name());
             return Err(ReadError::tensor(&proto.name, problem));
         }
-        let narrow = Narrow {
-            tensor: &proto.name,
-            field: self.name(),
-            dtype,
-        };
+        let narrow = Narrow { tensor: &proto.name, field: self.name(), dtype };
         let ints = &proto.int32_data;
         match dtype {
             DType::F32 => narrow.encode(&proto.float_data, |value| Some(value.to_le_bytes())),
             DType::F64 => narrow.encode(&proto.double_data, |value| Some(value.to_le_bytes())),
             DType::I64 => narrow.encode(&proto.int64_data, |value| Some(value.to_le_bytes())),
             DType::U64 => narrow.encode(&proto.uint64_data, |value| Some(value.to_le_bytes())),
-            DType::U32 => narrow.encode(&proto.uint64_data, |value| {
-                u32::try_from(value).ok().map(u32::to_le_bytes)
-            }),
+            DType::U32 => narrow.encode(&proto.uint64_data, |value| u32::try_from(value).ok().map(u32::to_le_bytes)),
             DType::I32 => narrow.encode(ints, |value| Some(value.to_le_bytes())),
             DType::I16 => narrow.encode(ints, |value| i16::try_from(value).ok().map(i16::to_le_bytes)),
             DType::I8 => narrow.encode(ints, |value| i8::try_from(value).ok().map(i8::to_le_bytes)),

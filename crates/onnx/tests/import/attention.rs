@@ -25,10 +25,7 @@ fn shared_key_heads_and_past_keys() {
     assert_close(
         &model.eval("y nk nv", &inputs),
         &[
-            floats(
-                &[1, 2, 4],
-                &[-1.5, 0.338159, -1.5, 0.424958, -1.43887, 0.518937, -1.42639, 0.597398],
-            ),
+            floats(&[1, 2, 4], &[-1.5, 0.338159, -1.5, 0.424958, -1.43887, 0.518937, -1.42639, 0.597398]),
             floats(&[1, 1, 3, 2], &[-1.5, 0.75, -1.5, -0.25, 1.0, -1.0]),
             floats(&[1, 1, 3, 2], &[-1.5, 1.25, -1.5, -0.75, 0.0, 0.75]),
         ],
@@ -38,24 +35,17 @@ fn shared_key_heads_and_past_keys() {
 #[test]
 fn a_query_without_keys_gives_zeros() {
     let model = Model::new(24).input("q", DType::F32, &["1", "1", "2", "2"]);
-    let model = model
-        .input("k", DType::F32, &["1", "1", "2", "2"])
-        .input("v", DType::F32, &["1", "1", "2", "2"]);
+    let model = model.input("k", DType::F32, &["1", "1", "2", "2"]).input("v", DType::F32, &["1", "1", "2", "2"]);
     let model = model.constant("m", bools(&[2, 2], &[true, false, false, false]));
     let model = model.node("Attention", "q k v m", "y", &[]);
     let inputs = [ramp(&[1, 1, 2, 2], 7), ramp(&[1, 1, 2, 2], 5), ramp(&[1, 1, 2, 2], 3)];
-    assert_close(
-        &model.eval("y", &inputs),
-        &[floats(&[1, 1, 2, 2], &[-1.5, -0.75, 0.0, 0.0])],
-    );
+    assert_close(&model.eval("y", &inputs), &[floats(&[1, 1, 2, 2], &[-1.5, -0.75, 0.0, 0.0])]);
 }
 
 #[test]
 fn attention_without_masks_is_two_products_around_a_softmax() {
     let model = Model::new(23).input("q", DType::F32, &["b", "2", "s", "4"]);
-    let model = model
-        .input("k", DType::F32, &["b", "2", "t", "4"])
-        .input("v", DType::F32, &["b", "2", "t", "4"]);
+    let model = model.input("k", DType::F32, &["b", "2", "t", "4"]).input("v", DType::F32, &["b", "2", "t", "4"]);
     let graph = model.node("Attention", "q k v", "y", &[]).graph("y");
     assert_eq!(ops(&graph), ["matmul", "binary", "softmax", "matmul"]);
 }
@@ -68,23 +58,15 @@ fn rotation_of_neighbours_and_of_halves() {
     let model = model.node("RotaryEmbedding", "x c s p", "y", &[int("interleaved", 1)]);
     assert_close(
         &model.eval("y", &[ramp(&[1, 1, 2, 4], 7)]),
-        &[floats(
-            &[1, 1, 2, 4],
-            &[-0.75, -2.1875, -1.375, 2.0, 2.625, 0.375, 0.9375, 0.3125],
-        )],
+        &[floats(&[1, 1, 2, 4], &[-0.75, -2.1875, -1.375, 2.0, 2.625, 0.375, 0.9375, 0.3125])],
     );
 
-    let model = Model::new(17)
-        .input("x", DType::F32, &["1", "2", "4"])
-        .constant("p", int_tensor(&[1], &[1]));
+    let model = Model::new(17).input("x", DType::F32, &["1", "2", "4"]).constant("p", int_tensor(&[1], &[1]));
     let model = model.constant("c", ramp(&[3, 2], 5)).constant("s", ramp(&[3, 2], 3));
     let model = model.node("com.microsoft:RotaryEmbedding", "x p c s", "y", &[]);
     assert_close(
         &model.eval("y", &[ramp(&[1, 2, 4], 7)]),
-        &[floats(
-            &[1, 2, 4],
-            &[-1.5, -0.625, -1.25, -0.3125, 0.875, 2.125, -1.6875, 0.75],
-        )],
+        &[floats(&[1, 2, 4], &[-1.5, -0.625, -1.25, -0.3125, 0.875, 2.125, -1.6875, 0.75])],
     );
 }
 
@@ -103,12 +85,7 @@ fn group_query_attention_appends_to_its_cache() {
         .input("l", DType::I32, &["1"])
         .constant("t", Tensor::scalar(3i32));
     let attributes = [int("num_heads", 2), int("kv_num_heads", 1)];
-    let model = model.node(
-        "com.microsoft:GroupQueryAttention",
-        "q k v pk pv l t",
-        "y nk nv",
-        &attributes,
-    );
+    let model = model.node("com.microsoft:GroupQueryAttention", "q k v pk pv l t", "y nk nv", &attributes);
     let inputs = [
         ramp(&[1, 1, 16], 7),
         ramp(&[1, 1, 8], 5),
@@ -135,24 +112,12 @@ fn group_query_attention_appends_to_its_cache() {
 #[test]
 fn multi_head_attention_leaves_masked_keys_out() {
     let model = Model::new(17).input("q", DType::F32, &["b", "2", "4"]);
-    let model = model
-        .input("k", DType::F32, &["b", "3", "4"])
-        .input("v", DType::F32, &["b", "3", "4"]);
+    let model = model.input("k", DType::F32, &["b", "3", "4"]).input("v", DType::F32, &["b", "3", "4"]);
     let model = model.constant("m", Tensor::from_vec(vec![1, 3], vec![1i32, 1, 0]).unwrap());
-    let model = model.node(
-        "com.microsoft:MultiHeadAttention",
-        "q k v _ m",
-        "y",
-        &[int("num_heads", 2)],
-    );
+    let model = model.node("com.microsoft:MultiHeadAttention", "q k v _ m", "y", &[int("num_heads", 2)]);
     let inputs = [ramp(&[1, 2, 4], 7), ramp(&[1, 3, 4], 5), ramp(&[1, 3, 4], 3)];
     assert_close(
         &model.eval("y", &inputs),
-        &[floats(
-            &[1, 2, 4],
-            &[
-                -0.973351, -0.793887, -0.218713, 0.531287, -0.230187, -0.855818, -0.221053, 0.528947,
-            ],
-        )],
+        &[floats(&[1, 2, 4], &[-0.973351, -0.793887, -0.218713, 0.531287, -0.230187, -0.855818, -0.221053, 0.528947])],
     );
 }

@@ -7,17 +7,12 @@ use crate::model::{Model, body, bools, float, floats, int, int_tensor, node, ops
 
 fn branches(then_op: &str, else_op: &str) -> [AttributeProto; 2] {
     let branch = |op: &str| Model::default().node(op, "x", "r", &[]).body("r");
-    [
-        body("then_branch", branch(then_op)),
-        body("else_branch", branch(else_op)),
-    ]
+    [body("then_branch", branch(then_op)), body("else_branch", branch(else_op))]
 }
 
 #[test]
 fn a_known_condition_leaves_only_the_branch_taken() {
-    let model = Model::new(13)
-        .input("x", DType::F32, &["n"])
-        .constant("c", bools(&[], &[false]));
+    let model = Model::new(13).input("x", DType::F32, &["n"]).constant("c", bools(&[], &[false]));
     let graph = model.node("If", "c", "y", &branches("Abs", "Exp")).graph("y");
     assert_eq!(ops(&graph), ["unary"]);
     assert_eq!(graph.nodes()[0].op.attributes()[0].1, "exp");
@@ -25,31 +20,21 @@ fn a_known_condition_leaves_only_the_branch_taken() {
 
 #[test]
 fn an_unknown_condition_keeps_both_branches_and_their_captures() {
-    let model = Model::new(13)
-        .input("x", DType::F32, &["n"])
-        .input("c", DType::Bool, &[]);
+    let model = Model::new(13).input("x", DType::F32, &["n"]).input("c", DType::Bool, &[]);
     let model = model.node("If", "c", "y", &branches("Abs", "Neg"));
     assert_eq!(ops(&model.clone().graph("y")), ["if"]);
     for (condition, expected) in [(true, 2.0), (false, -2.0)] {
         let x = floats(&[1], &[2.0]);
-        assert_eq!(
-            model.clone().eval("y", &[x, bools(&[], &[condition])]),
-            [floats(&[1], &[expected])]
-        );
+        assert_eq!(model.clone().eval("y", &[x, bools(&[], &[condition])]), [floats(&[1], &[expected])]);
     }
 }
 
 #[test]
 fn branches_of_unlike_shape_need_the_condition() {
-    let model = Model::new(11)
-        .input("x", DType::F32, &["n", "1"])
-        .input("c", DType::Bool, &[]);
+    let model = Model::new(11).input("x", DType::F32, &["n", "1"]).input("c", DType::Bool, &[]);
     let mut model = model.node("If", "c", "y", &branches("Transpose", "Identity"));
     let refusal = model.clone().refusal("y");
-    assert!(
-        refusal.contains("the condition of two unlike branches must be known"),
-        "{refusal}"
-    );
+    assert!(refusal.contains("the condition of two unlike branches must be known"), "{refusal}");
     assert!(refusal.contains("input 'c'"), "{refusal}");
     model.options.freeze.insert("c".to_string(), bools(&[], &[true]));
     assert_eq!(output_type(&model.graph("y")), "f32[1,n]");
@@ -67,12 +52,7 @@ fn a_branch_that_cannot_hold_is_passed_over_once_the_dim_is_known() {
         .node("Shape", "x", "shape", &[])
         .node("Gather", "shape a", "size", &[])
         .node("Equal", "size one", "c", &[])
-        .node(
-            "If",
-            "c",
-            "y",
-            &[body("then_branch", squeeze), body("else_branch", keep)],
-        );
+        .node("If", "c", "y", &[body("then_branch", squeeze), body("else_branch", keep)]);
     assert!(model.clone().refusal("y").contains("depends on the dim 'n'"));
     for (size, expected) in [(1, "f32[3]"), (2, "f32[2,3]")] {
         model.options.dims.insert("n".to_string(), size.into());
@@ -145,10 +125,12 @@ fn a_loop_that_a_condition_ends_runs_as_a_loop() {
         .node("Less", "s2 limit", "less", &[])
         .constant("none", int_tensor(&[0], &[]))
         .node("Reshape", "less none", "c2", &[]);
-    let model = Model::new(13)
-        .input("x", DType::F32, &["1"])
-        .constant("limit", floats(&[1], &[10.0]))
-        .node("Loop", "_ _ x", "y", &[body("body", doubling.body("c2 s2"))]);
+    let model = Model::new(13).input("x", DType::F32, &["1"]).constant("limit", floats(&[1], &[10.0])).node(
+        "Loop",
+        "_ _ x",
+        "y",
+        &[body("body", doubling.body("c2 s2"))],
+    );
     assert_eq!(model.eval("y", &[floats(&[1], &[3.0])]), [floats(&[1], &[12.0])]);
 }
 
@@ -163,22 +145,14 @@ fn functions_are_written_out_with_their_own_opset_and_absent_inputs() {
         output: vec!["y".to_string()],
         attribute: vec!["slope".to_string()],
         node: vec![node("LeakyRelu", "x", "l", &[alpha]), node("Clip", "l _ hi", "y", &[])],
-        opset_import: vec![OperatorSetIdProto {
-            domain: String::new(),
-            version: 13,
-        }],
+        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: 13 }],
         ..FunctionProto::default()
     };
-    let mut model = Model::new(6)
-        .input("x", DType::F32, &["2"])
-        .constant("hi", Tensor::scalar(1.0f32));
+    let mut model = Model::new(6).input("x", DType::F32, &["2"]).constant("hi", Tensor::scalar(1.0f32));
     model.functions.push(function);
     let x = floats(&[2], &[-4.0, 4.0]);
     let bounded = model.clone().node("local:Bounded", "x hi", "y", &[float("slope", 0.5)]);
-    assert_eq!(
-        bounded.eval("y", std::slice::from_ref(&x)),
-        [floats(&[2], &[-2.0, 1.0])]
-    );
+    assert_eq!(bounded.eval("y", std::slice::from_ref(&x)), [floats(&[2], &[-2.0, 1.0])]);
     let open = model.node("local:Bounded", "x", "y", &[float("slope", 0.5)]);
     assert_eq!(open.eval("y", &[x]), [floats(&[2], &[-2.0, 4.0])]);
 }

@@ -28,10 +28,7 @@ pub fn assert_near(found: &[Tensor], expected: &[Tensor], tolerance: f64) {
         assert_eq!(found.type_(), expected.type_());
         for (at, (x, y)) in found.to_f64_vec().into_iter().zip(expected.to_f64_vec()).enumerate() {
             let is_near = (x - y).abs() <= tolerance * (1.0 + y.abs()) || (x.is_nan() && y.is_nan());
-            assert!(
-                is_near,
-                "element {at} is {x}; {y} was expected\n{found:?}\n{expected:?}"
-            );
+            assert!(is_near, "element {at} is {x}; {y} was expected\n{found:?}\n{expected:?}");
         }
     }
 }

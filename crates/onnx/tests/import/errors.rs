@@ -22,30 +22,16 @@ fn all_unsupported_nodes_are_listed_and_what_follows_them_is_passed_over() {
 #[test]
 fn unsupported_nodes_inside_a_body_are_listed_by_themselves() {
     let branch = || Model::default().node("Nonsense", "x", "r", &[]).body("r");
-    let model = Model::new(13)
-        .input("x", DType::F32, &["n"])
-        .input("c", DType::Bool, &[]);
-    let refusal = model
-        .node(
-            "If",
-            "c",
-            "y",
-            &[body("then_branch", branch()), body("else_branch", branch())],
-        )
-        .refusal("y");
+    let model = Model::new(13).input("x", DType::F32, &["n"]).input("c", DType::Bool, &[]);
+    let refusal =
+        model.node("If", "c", "y", &[body("then_branch", branch()), body("else_branch", branch())]).refusal("y");
     assert!(refusal.contains("Nonsense") && !refusal.contains("  If "), "{refusal}");
 }
 
 #[test]
 fn an_operator_of_an_older_opset_says_which_one_is_covered() {
-    let model = Model::new(5)
-        .input("x", DType::F32, &["n"])
-        .node("Add", "x x", "y", &[]);
-    assert!(
-        model
-            .refusal("y")
-            .contains("opset 5 is too old; it is covered from 7 on: convert the model")
-    );
+    let model = Model::new(5).input("x", DType::F32, &["n"]).node("Add", "x x", "y", &[]);
+    assert!(model.refusal("y").contains("opset 5 is too old; it is covered from 7 on: convert the model"));
 }
 
 #[test]
@@ -56,27 +42,19 @@ fn faults_name_node_and_expectation() {
             model().node("Transpose", "x", "y", &[ints("perm", &[0])]),
             "Transpose 'Transpose_0': attribute 'perm' has 1 entries for rank 2",
         ),
-        (
-            model().node("Concat", "x", "y", &[int("axis", 2)]),
-            "Concat 'Concat_0': axis 2 is out of range for rank 2",
-        ),
+        (model().node("Concat", "x", "y", &[int("axis", 2)]), "Concat 'Concat_0': axis 2 is out of range for rank 2"),
         (
             model().node("Relu", "x", "y", &[int("alpha", 1)]),
             "Relu 'Relu_0': attribute 'alpha' does not belong to this operator",
         ),
-        (
-            model().node("Relu", "z", "y", &[]),
-            "Relu 'Relu_0': input 'z' is not defined before this node",
-        ),
+        (model().node("Relu", "z", "y", &[]), "Relu 'Relu_0': input 'z' is not defined before this node"),
         (model().node("Add", "x", "y", &[]), "Add 'Add_0': input 1 is missing"),
         (
             model().node("Flatten", "x", "y", &[ints("axis", &[1])]),
             "Flatten 'Flatten_0': attribute 'axis' is Ints; Int was expected",
         ),
         (
-            model()
-                .constant("s", floats(&[1], &[6.0]))
-                .node("Reshape", "x s", "y", &[]),
+            model().constant("s", floats(&[1], &[6.0])).node("Reshape", "x s", "y", &[]),
             "Reshape 'Reshape_0': the shape is f32; integers were expected",
         ),
         (

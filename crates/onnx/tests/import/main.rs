@@ -1,9 +1,5 @@
 //! Small models built in memory, imported, and run by reference evaluation.
-#![allow(
-    clippy::unwrap_used,
-    clippy::cloned_ref_to_slice_refs,
-    reason = "tests compare whole values"
-)]
+#![allow(clippy::unwrap_used, clippy::cloned_ref_to_slice_refs, reason = "tests compare whole values")]
 
 mod attention;
 mod bodies;

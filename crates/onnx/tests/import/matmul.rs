@@ -19,12 +19,8 @@ fn vectors_are_rows_on_the_left_and_columns_on_the_right() {
 #[test]
 fn gemm_scales_and_adds_only_where_asked_to() {
     let model = |attributes: &[_]| {
-        let model = Model::new(13)
-            .input("a", DType::F32, &["3", "2"])
-            .input("b", DType::F32, &["4", "3"]);
-        model
-            .constant("c", ramp(&[4], 3))
-            .node("Gemm", "a b c", "y", attributes)
+        let model = Model::new(13).input("a", DType::F32, &["3", "2"]).input("b", DType::F32, &["4", "3"]);
+        model.constant("c", ramp(&[4], 3)).node("Gemm", "a b c", "y", attributes)
     };
     let (ta, tb) = (int("transA", 1), int("transB", 1));
     assert_eq!(ops(&model(&[ta.clone(), tb.clone()]).graph("y")), ["matmul", "binary"]);
@@ -32,10 +28,7 @@ fn gemm_scales_and_adds_only_where_asked_to() {
     assert_eq!(ops(&scaled.clone().graph("y")), ["matmul", "binary", "binary"]);
     assert_close(
         &scaled.eval("y", &[ramp(&[3, 2], 7), ramp(&[4, 3], 5)]),
-        &[floats(
-            &[2, 4],
-            &[-2.21875, -1.65625, 0.53125, 1.09375, -2.875, -1.0, -0.34375, 1.53125],
-        )],
+        &[floats(&[2, 4], &[-2.21875, -1.65625, 0.53125, 1.09375, -2.875, -1.0, -0.34375, 1.53125])],
     );
     assert_eq!(ops(&model(&[ta, tb, float("beta", 0.0)]).graph("y")), ["matmul"]);
 }
@@ -43,12 +36,8 @@ fn gemm_scales_and_adds_only_where_asked_to() {
 #[test]
 fn zero_points_of_rows_stand_beside_them() {
     let bytes = |shape: &[usize], elements: &[u8]| Tensor::from_vec(shape, elements.to_vec()).unwrap();
-    let model = Model::new(13)
-        .input("a", DType::U8, &["2", "2"])
-        .constant("b", bytes(&[2, 1], &[1, 2]));
-    let model = model
-        .constant("az", bytes(&[2], &[1, 2]))
-        .constant("bz", bytes(&[1], &[1]));
+    let model = Model::new(13).input("a", DType::U8, &["2", "2"]).constant("b", bytes(&[2, 1], &[1, 2]));
+    let model = model.constant("az", bytes(&[2], &[1, 2])).constant("bz", bytes(&[1], &[1]));
     let model = model.node("MatMulInteger", "a b az bz", "y", &[]);
     let expected = Tensor::from_vec(vec![2, 1], vec![5i32, 2]).unwrap();
     assert_eq!(model.eval("y", &[bytes(&[2, 2], &[4, 6, 7, 4])]), [expected]);
@@ -70,10 +59,7 @@ fn einsum(equation: &'static str, operands: &[(&[&str], Tensor)]) -> (Vec<&'stat
 fn einsum_of_attention_scores_is_one_matmul() {
     let q: &[&str] = &["b", "h", "i", "d"];
     let k: &[&str] = &["b", "h", "j", "d"];
-    let (ops, outputs) = einsum(
-        "bhid,bhjd->bhij",
-        &[(q, ramp(&[1, 2, 2, 3], 7)), (k, ramp(&[1, 2, 4, 3], 5))],
-    );
+    let (ops, outputs) = einsum("bhid,bhjd->bhij", &[(q, ramp(&[1, 2, 2, 3], 7)), (k, ramp(&[1, 2, 4, 3], 5))]);
     assert_eq!(ops, ["matmul"]);
     assert_close(
         &outputs,
@@ -89,17 +75,11 @@ fn einsum_of_attention_scores_is_one_matmul() {
 
 #[test]
 fn einsum_joins_three_operands_and_broadcasts_an_ellipsis() {
-    let operands: [(&[&str], Tensor); 3] = [
-        (&["2", "3"], ramp(&[2, 3], 7)),
-        (&["4", "3", "2"], ramp(&[4, 3, 2], 5)),
-        (&["2", "2"], ramp(&[2, 2], 3)),
-    ];
+    let operands: [(&[&str], Tensor); 3] =
+        [(&["2", "3"], ramp(&[2, 3], 7)), (&["4", "3", "2"], ramp(&[4, 3, 2], 5)), (&["2", "2"], ramp(&[2, 2], 3))];
     assert_close(
         &einsum("bi,oij,bj->bo", &operands).1,
-        &[floats(
-            &[2, 4],
-            &[-1.96875, 1.82812, -2.29688, 3.9375, 1.5, -0.140625, -1.17188, 1.45312],
-        )],
+        &[floats(&[2, 4], &[-1.96875, 1.82812, -2.29688, 3.9375, 1.5, -0.140625, -1.17188, 1.45312])],
     );
     let operands: [(&[&str], Tensor); 2] = [(&["n", "m", "2"], ramp(&[2, 3, 2], 7)), (&["2", "4"], ramp(&[2, 4], 5))];
     assert_close(
@@ -133,19 +113,12 @@ fn four_bit_weights_stay_packed_in_blocks() {
         .constant("s", floats(&[4], &[0.5, 0.25, 0.125, 1.0]));
     let attributes = [int("K", 32), int("N", 2), int("bits", 4), int("block_size", 16)];
     let model = model.node("com.microsoft:MatMulNBits", "a b s", "y", &attributes);
-    assert_close(
-        &model.eval("y", &[ramp(&[2, 32], 7)]),
-        &[floats(&[2, 2], &[-3.75, 7.375, -0.0625, 33.1875])],
-    );
+    assert_close(&model.eval("y", &[ramp(&[2, 32], 7)]), &[floats(&[2, 2], &[-3.75, 7.375, -0.0625, 33.1875])]);
 }
 
 #[test]
 fn determinants_of_small_matrices_are_written_out() {
-    let model = |size: &str| {
-        Model::new(11)
-            .input("x", DType::F32, &["n", size, size])
-            .node("Det", "x", "y", &[])
-    };
+    let model = |size: &str| Model::new(11).input("x", DType::F32, &["n", size, size]).node("Det", "x", "y", &[]);
     let x = floats(&[1, 3, 3], &[2.0, 0.0, 1.0, 1.0, 3.0, 2.0, 1.0, 1.0, 4.0]);
     assert_eq!(model("3").eval("y", &[x]), [floats(&[1], &[18.0])]);
     assert!(model("9").refusal("y").contains("9x9"));

@@ -24,10 +24,7 @@ pub struct Model {
 impl Model {
     /// A model of one version of ai.onnx; com.microsoft is imported too.
     pub fn new(opset: i64) -> Model {
-        Model {
-            opset,
-            ..Model::default()
-        }
+        Model { opset, ..Model::default() }
     }
 
     /// Adds an input; dims are written "4", "n" or "?".
@@ -55,36 +52,19 @@ impl Model {
 
     /// The graph with these outputs, as a body of If or Loop.
     pub fn body(mut self, outputs: &str) -> GraphProto {
-        let named = |name: &str| ValueInfoProto {
-            name: name.to_string(),
-            ..ValueInfoProto::default()
-        };
+        let named = |name: &str| ValueInfoProto { name: name.to_string(), ..ValueInfoProto::default() };
         self.graph.output = outputs.split_whitespace().map(named).collect();
         self.graph
     }
 
     /// Imports the model with these outputs.
     pub fn import(self, outputs: &str) -> Result<Imported, ImportError> {
-        let Model {
-            opset,
-            functions,
-            options,
-            ..
-        } = self.clone();
+        let Model { opset, functions, options, .. } = self.clone();
         let opset_import = [("", opset), ("com.microsoft", 1), ("local", 1)]
-            .map(|(domain, version)| OperatorSetIdProto {
-                domain: domain.to_string(),
-                version,
-            })
+            .map(|(domain, version)| OperatorSetIdProto { domain: domain.to_string(), version })
             .to_vec();
         let graph = Some(self.body(outputs));
-        let model = ModelProto {
-            ir_version: 8,
-            opset_import,
-            graph,
-            functions,
-            ..ModelProto::default()
-        };
+        let model = ModelProto { ir_version: 8, opset_import, graph, functions, ..ModelProto::default() };
         let file = ModelFile::from_bytes(Bytes::from(model.encode_to_vec()), None, &Limits::default()).unwrap();
         import(&file, &options)
     }
@@ -136,23 +116,11 @@ fn declared(name: &str, dtype: DType, dims: &[&str]) -> ValueInfoProto {
         }),
         ..DimensionProto::default()
     };
-    let shape = Some(TensorShapeProto {
-        dim: dims.iter().map(dim).collect(),
-    });
-    let tensor = TensorTypeProto {
-        elem_type: number_of(dtype),
-        shape,
-    };
+    let shape = Some(TensorShapeProto { dim: dims.iter().map(dim).collect() });
+    let tensor = TensorTypeProto { elem_type: number_of(dtype), shape };
     let value = Some(TypeValue::TensorType(tensor));
-    let r#type = Some(TypeProto {
-        value,
-        ..TypeProto::default()
-    });
-    ValueInfoProto {
-        name: name.to_string(),
-        r#type,
-        ..ValueInfoProto::default()
-    }
+    let r#type = Some(TypeProto { value, ..TypeProto::default() });
+    ValueInfoProto { name: name.to_string(), r#type, ..ValueInfoProto::default() }
 }
 
 /// ONNX's number of an element type.
@@ -180,64 +148,36 @@ fn tensor_proto(name: &str, tensor: &Tensor) -> TensorProto {
 }
 
 fn attribute(name: &str, r#type: AttributeType) -> AttributeProto {
-    AttributeProto {
-        name: name.to_string(),
-        r#type: Some(r#type.into()),
-        ..AttributeProto::default()
-    }
+    AttributeProto { name: name.to_string(), r#type: Some(r#type.into()), ..AttributeProto::default() }
 }
 
 pub fn int(name: &str, value: i64) -> AttributeProto {
-    AttributeProto {
-        i: Some(value),
-        ..attribute(name, AttributeType::Int)
-    }
+    AttributeProto { i: Some(value), ..attribute(name, AttributeType::Int) }
 }
 
 pub fn float(name: &str, value: f32) -> AttributeProto {
-    AttributeProto {
-        f: Some(value),
-        ..attribute(name, AttributeType::Float)
-    }
+    AttributeProto { f: Some(value), ..attribute(name, AttributeType::Float) }
 }
 
 pub fn ints(name: &str, values: &[i64]) -> AttributeProto {
-    AttributeProto {
-        ints: values.to_vec(),
-        ..attribute(name, AttributeType::Ints)
-    }
+    AttributeProto { ints: values.to_vec(), ..attribute(name, AttributeType::Ints) }
 }
 
 pub fn text(name: &str, value: &'static str) -> AttributeProto {
-    AttributeProto {
-        s: Some(Bytes::from_static(value.as_bytes())),
-        ..attribute(name, AttributeType::String)
-    }
+    AttributeProto { s: Some(Bytes::from_static(value.as_bytes())), ..attribute(name, AttributeType::String) }
 }
 
 pub fn floats_attribute(name: &str, values: &[f32]) -> AttributeProto {
-    AttributeProto {
-        floats: values.to_vec(),
-        ..attribute(name, AttributeType::Floats)
-    }
+    AttributeProto { floats: values.to_vec(), ..attribute(name, AttributeType::Floats) }
 }
 
 pub fn texts(name: &str, values: &[&'static str]) -> AttributeProto {
-    let strings = values
-        .iter()
-        .map(|value| Bytes::from_static(value.as_bytes()))
-        .collect();
-    AttributeProto {
-        strings,
-        ..attribute(name, AttributeType::Strings)
-    }
+    let strings = values.iter().map(|value| Bytes::from_static(value.as_bytes())).collect();
+    AttributeProto { strings, ..attribute(name, AttributeType::Strings) }
 }
 
 pub fn body(name: &str, graph: GraphProto) -> AttributeProto {
-    AttributeProto {
-        g: Some(Box::new(graph)),
-        ..attribute(name, AttributeType::Graph)
-    }
+    AttributeProto { g: Some(Box::new(graph)), ..attribute(name, AttributeType::Graph) }
 }
 
 /// An f32 tensor.

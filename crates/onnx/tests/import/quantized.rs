@@ -11,12 +11,8 @@ fn bytes(shape: &[usize], elements: &[u8]) -> Tensor {
 #[test]
 fn a_scale_of_one_element_is_a_scalar_whatever_the_axis() {
     // Axis 1 does not exist in a vector.
-    let model = Model::new(13)
-        .input("x", DType::F32, &["3"])
-        .constant("s", floats(&[1], &[2.0]));
-    let model = model
-        .constant("z", bytes(&[1], &[128]))
-        .node("QuantizeLinear", "x s z", "y", &[]);
+    let model = Model::new(13).input("x", DType::F32, &["3"]).constant("s", floats(&[1], &[2.0]));
+    let model = model.constant("z", bytes(&[1], &[128])).node("QuantizeLinear", "x s z", "y", &[]);
     let outputs = model.eval("y", &[floats(&[3], &[1.0, 3.0, -1000.0])]);
     // Halves round to even.
     assert_eq!(outputs, [bytes(&[3], &[128, 130, 0])]);
@@ -28,10 +24,7 @@ fn scales_along_an_axis_and_in_blocks() {
     let model = |opset| Model::new(opset).input("x", DType::U8, &["2", "2"]);
     let along = model(13).constant("s", floats(&[2], &[1.0, 10.0]));
     let along = along.node("DequantizeLinear", "x s", "y", &[int("axis", -2)]);
-    assert_eq!(
-        along.eval("y", std::slice::from_ref(&x)),
-        [floats(&[2, 2], &[1.0, 2.0, 30.0, 40.0])]
-    );
+    assert_eq!(along.eval("y", std::slice::from_ref(&x)), [floats(&[2, 2], &[1.0, 2.0, 30.0, 40.0])]);
     let blocks = model(21).constant("s", floats(&[1, 2], &[1.0, 10.0]));
     let blocks = blocks.node("DequantizeLinear", "x s", "y", &[int("axis", 0), int("block_size", 2)]);
     assert_eq!(blocks.eval("y", &[x]), [floats(&[2, 2], &[1.0, 20.0, 3.0, 40.0])]);
@@ -39,14 +32,9 @@ fn scales_along_an_axis_and_in_blocks() {
 
 #[test]
 fn dynamic_quantisation_keeps_zero_exact() {
-    let model = Model::new(11)
-        .input("x", DType::F32, &["3"])
-        .node("DynamicQuantizeLinear", "x", "y s z", &[]);
+    let model = Model::new(11).input("x", DType::F32, &["3"]).node("DynamicQuantizeLinear", "x", "y s z", &[]);
     let outputs = model.eval("y s z", &[floats(&[3], &[0.0, 51.0, -204.0])]);
-    assert_eq!(
-        outputs,
-        [bytes(&[3], &[204, 255, 0]), floats(&[], &[1.0]), bytes(&[], &[204])]
-    );
+    assert_eq!(outputs, [bytes(&[3], &[204, 255, 0]), floats(&[], &[1.0]), bytes(&[], &[204])]);
 }
 
 #[test]

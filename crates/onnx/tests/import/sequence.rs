@@ -27,18 +27,8 @@ fn both_directions_of_an_lstm_stop_at_the_lengths() {
                     0.0, 0.0, -0.0135643, 0.224717, 0.0, 0.0,
                 ],
             ),
-            floats(
-                &[2, 2, 2],
-                &[
-                    -0.710322, 0.108117, -0.635987, 0.100001, -0.0586431, 0.177723, -0.0433598, 0.17357,
-                ],
-            ),
-            floats(
-                &[2, 2, 2],
-                &[
-                    -1.13692, 0.166196, -0.946946, 0.160592, -1.59342, 0.370804, -1.08477, 0.310708,
-                ],
-            ),
+            floats(&[2, 2, 2], &[-0.710322, 0.108117, -0.635987, 0.100001, -0.0586431, 0.177723, -0.0433598, 0.17357]),
+            floats(&[2, 2, 2], &[-1.13692, 0.166196, -0.946946, 0.160592, -1.59342, 0.370804, -1.08477, 0.310708]),
         ],
     );
 }
@@ -47,9 +37,7 @@ fn both_directions_of_an_lstm_stop_at_the_lengths() {
 fn a_batch_first_layer_is_transposed() {
     let layer = |layout: i64, dims: &[&str]| {
         let model = Model::new(14).input("x", DType::F32, dims);
-        let model = model
-            .constant("w", ramp(&[1, 2, 2], 5))
-            .constant("r", ramp(&[1, 2, 2], 3));
+        let model = model.constant("w", ramp(&[1, 2, 2], 5)).constant("r", ramp(&[1, 2, 2], 3));
         model.node("RNN", "x w r", "y h", &[int("hidden_size", 2), int("layout", layout)])
     };
     let outer = layer(0, &["t", "1", "2"]).eval("y h", &[ramp(&[3, 1, 2], 7)]);
@@ -95,21 +83,14 @@ fn a_gru_may_be_linear_before_its_reset() {
     let model = model.node("GRU", "x w r b _ h", "y yh", &attributes);
     assert_close(
         &model.eval("y yh", &[ramp(&[2, 1, 2], 7), ramp(&[1, 1, 2], 11)]),
-        &[
-            floats(&[2, 1, 1, 2], &[-0.829558, 0.756138, 0.111258, 0.247245]),
-            floats(&[1, 1, 2], &[0.111258, 0.247245]),
-        ],
+        &[floats(&[2, 1, 1, 2], &[-0.829558, 0.756138, 0.111258, 0.247245]), floats(&[1, 1, 2], &[0.111258, 0.247245])],
     );
 }
 
 #[test]
 fn eight_bit_weights_of_an_lstm_are_near_the_dynamic_ones() {
     let bytes = |step: usize| {
-        let elements = ramp(&[1, 2, 8], step)
-            .to_f64_vec()
-            .into_iter()
-            .map(|x| (x * 40.0) as i8)
-            .collect();
+        let elements = ramp(&[1, 2, 8], step).to_f64_vec().into_iter().map(|x| (x * 40.0) as i8).collect();
         Tensor::from_vec(vec![1, 2, 8], elements).unwrap()
     };
     let model = Model::new(14)
@@ -119,20 +100,12 @@ fn eight_bit_weights_of_an_lstm_are_near_the_dynamic_ones() {
         .constant("s", floats(&[1], &[0.02]))
         .constant("z", Tensor::from_vec([1], vec![0i8]).unwrap());
     let inputs = "x w r _ _ _ _ _ s z s z";
-    let model = model.node(
-        "com.microsoft:DynamicQuantizeLSTM",
-        inputs,
-        "y h c",
-        &[int("hidden_size", 2)],
-    );
+    let model = model.node("com.microsoft:DynamicQuantizeLSTM", inputs, "y h c", &[int("hidden_size", 2)]);
     let outputs = model.eval("y h c", &[ramp(&[3, 1, 2], 7)]);
     assert_near(
         &outputs,
         &[
-            floats(
-                &[3, 1, 1, 2],
-                &[0.108926, -0.247998, 0.188311, -0.148839, 0.204768, 0.0106425],
-            ),
+            floats(&[3, 1, 1, 2], &[0.108926, -0.247998, 0.188311, -0.148839, 0.204768, 0.0106425]),
             floats(&[1, 1, 2], &[0.204768, 0.0106425]),
             floats(&[1, 1, 2], &[0.432094, 0.0175645]),
         ],

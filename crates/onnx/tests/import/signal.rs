@@ -20,9 +20,7 @@ fn a_transform_of_a_known_length_is_a_product() {
 fn the_axis_is_an_attribute_in_17_and_an_input_from_20_on() {
     let model = |opset| Model::new(opset).input("x", DType::F32, &["4", "3", "1"]);
     let attribute = model(17).node("DFT", "x", "y", &[int("axis", 0)]);
-    let input = model(20)
-        .constant("axis", Tensor::scalar(0i64))
-        .node("DFT", "x _ axis", "y", &[]);
+    let input = model(20).constant("axis", Tensor::scalar(0i64)).node("DFT", "x _ axis", "y", &[]);
     let x = ramp(&[4, 3, 1], 7);
     assert_eq!(attribute.eval("y", std::slice::from_ref(&x)), input.eval("y", &[x]));
 }
@@ -31,10 +29,7 @@ fn the_axis_is_an_attribute_in_17_and_an_input_from_20_on() {
 fn the_inverse_of_a_one_sided_spectrum_is_real() {
     let model = Model::new(20).input("x", DType::F32, &["n", "3", "2"]);
     let model = model.node("DFT", "x", "y", &[int("onesided", 1), int("inverse", 1)]);
-    assert_close(
-        &model.eval("y", &[ramp(&[1, 3, 2], 7)]),
-        &[floats(&[1, 4, 1], &[-1.25, -0.375, 0.0, 0.125])],
-    );
+    assert_close(&model.eval("y", &[ramp(&[1, 3, 2], 7)]), &[floats(&[1, 4, 1], &[-1.25, -0.375, 0.0, 0.125])]);
 }
 
 #[test]
@@ -44,14 +39,8 @@ fn frames_of_a_signal_of_any_length_are_one_convolution() {
         .constant("step", Tensor::scalar(2i64))
         .constant("w", floats(&[4], &[0.5, 1.0, 1.0, 0.5]))
         .node("STFT", "x step w", "y", &[]);
-    assert_eq!(
-        ops(&model.clone().graph("y")),
-        ["reshape", "conv", "transpose", "reshape"]
-    );
-    assert_eq!(
-        output_type(&model.clone().graph("y")),
-        "f32[n,length floordiv 2 - 1,3,2]"
-    );
+    assert_eq!(ops(&model.clone().graph("y")), ["reshape", "conv", "transpose", "reshape"]);
+    assert_eq!(output_type(&model.clone().graph("y")), "f32[n,length floordiv 2 - 1,3,2]");
     assert_close(
         &model.eval("y", &[ramp(&[1, 8, 1], 7)]),
         &[floats(
@@ -82,9 +71,7 @@ fn frames_of_a_signal_of_any_length_are_one_convolution() {
 
 #[test]
 fn windows_and_mel_filters_are_constants() {
-    let model = Model::new(17)
-        .constant("n", Tensor::scalar(4i64))
-        .node("HannWindow", "n", "y", &[]);
+    let model = Model::new(17).constant("n", Tensor::scalar(4i64)).node("HannWindow", "n", "y", &[]);
     assert_close(&model.eval("y", &[]), &[floats(&[4], &[0.0, 0.5, 1.0, 0.5])]);
     let model = Model::new(17)
         .constant("bands", Tensor::scalar(3i64))
@@ -95,37 +82,21 @@ fn windows_and_mel_filters_are_constants() {
         .node("MelWeightMatrix", "bands length rate low high", "y", &[]);
     assert_close(
         &model.eval("y", &[]),
-        &[floats(
-            &[5, 3],
-            &[
-                1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
-            ],
-        )],
+        &[floats(&[5, 3], &[1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])],
     );
 }
 
 #[test]
 fn random_tensors_are_the_same_in_every_run_and_differ_by_seed() {
     let model = |seed: f32| {
-        let attributes = [
-            ints("shape", &[64]),
-            float("seed", seed),
-            float("low", 2.0),
-            float("high", 3.0),
-        ];
-        Model::new(22)
-            .node("RandomUniform", "", "y", &attributes)
-            .eval("y", &[])
+        let attributes = [ints("shape", &[64]), float("seed", seed), float("low", 2.0), float("high", 3.0)];
+        Model::new(22).node("RandomUniform", "", "y", &attributes).eval("y", &[])
     };
     assert_eq!(model(1.0), model(1.0));
     assert_ne!(model(1.0), model(2.0));
     assert!(model(1.0)[0].to_f64_vec().into_iter().all(|x| (2.0..3.0).contains(&x)));
     // Without a seed the node's name decides, so two nodes differ.
-    let like = Model::new(22)
-        .input("x", DType::F32, &["n"])
-        .node("RandomNormalLike", "x", "a", &[]);
-    let outputs = like
-        .node("RandomNormalLike", "x", "b", &[])
-        .eval("a b", &[ramp(&[8], 1)]);
+    let like = Model::new(22).input("x", DType::F32, &["n"]).node("RandomNormalLike", "x", "a", &[]);
+    let outputs = like.node("RandomNormalLike", "x", "b", &[]).eval("a b", &[ramp(&[8], 1)]);
     assert_ne!(outputs[0], outputs[1]);
 }

@@ -60,11 +60,8 @@ impl Operation for GridSample {
 impl GridSample {
     /// Elements of a plane and their weights for one place of the grid.
     fn taps(&self, place: &[f64], spatial: &[usize]) -> Vec<(usize, f64)> {
-        let along: Vec<Vec<(usize, f64)>> = spatial
-            .iter()
-            .zip(place.iter().rev())
-            .map(|(&extent, &at)| self.axis_taps(at, extent))
-            .collect();
+        let along: Vec<Vec<(usize, f64)>> =
+            spatial.iter().zip(place.iter().rev()).map(|(&extent, &at)| self.axis_taps(at, extent)).collect();
         let counts: Vec<usize> = along.iter().map(Vec::len).collect();
         let plane_strides = strides(spatial);
         let mut taps = Vec::with_capacity(count(&counts));
@@ -72,9 +69,7 @@ impl GridSample {
             let chosen = index.iter().zip(&along).map(|(&at, taps)| taps[at]);
             let tap = chosen
                 .zip(&plane_strides)
-                .fold((0, 1.0), |(at, product), ((along, weight), stride)| {
-                    (at + along * stride, product * weight)
-                });
+                .fold((0, 1.0), |(at, product), ((along, weight), stride)| (at + along * stride, product * weight));
             taps.push(tap);
         });
         taps
@@ -106,19 +101,11 @@ impl GridSample {
             ResizeFn::Linear => (at.floor(), vec![1.0 - (at - at.floor()), at - at.floor()]),
             ResizeFn::Cubic => {
                 let ratio = at - at.floor();
-                (
-                    at.floor() - 1.0,
-                    (-1..3).map(|i| cubic_weight(CUBIC_A, f64::from(i) - ratio)).collect(),
-                )
+                (at.floor() - 1.0, (-1..3).map(|i| cubic_weight(CUBIC_A, f64::from(i) - ratio)).collect())
             }
         };
-        let pixels = weights
-            .into_iter()
-            .enumerate()
-            .map(|(tap, weight)| (first + tap as f64, weight));
-        pixels
-            .filter_map(|(pixel, weight)| Some((self.pixel(pixel, least, most, extent)?, weight)))
-            .collect()
+        let pixels = weights.into_iter().enumerate().map(|(tap, weight)| (first + tap as f64, weight));
+        pixels.filter_map(|(pixel, weight)| Some((self.pixel(pixel, least, most, extent)?, weight))).collect()
     }
 
     /// The pixel that padding puts at a whole coordinate.
@@ -147,9 +134,5 @@ fn reflect(at: f64, least: f64, most: f64) -> f64 {
     }
     let rest = distance % range;
     let is_even = ((distance - rest) / range) % 2.0 == 0.0;
-    if is_even {
-        near + far_sign * rest
-    } else {
-        near + far_sign * (range - rest)
-    }
+    if is_even { near + far_sign * rest } else { near + far_sign * (range - rest) }
 }

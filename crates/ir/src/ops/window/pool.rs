@@ -26,10 +26,7 @@ impl Operation for Pool {
             return Err(dtype_error(POOL, dtype));
         }
         if self.func == PoolFn::Lp && self.p < 1 {
-            return Err(InferError::new(
-                POOL,
-                format!("p is {} where 1 or more is expected", self.p),
-            ));
+            return Err(InferError::new(POOL, format!("p is {} where 1 or more is expected", self.p)));
         }
         Ok(vec![Type { dtype, dims }])
     }
@@ -41,15 +38,14 @@ impl Operation for Pool {
         }
         let x = read_floats(&inputs[0]);
         let mut output = Vec::with_capacity(count(&shape));
-        self.windows()
-            .for_each_window(POOL, inputs[0].shape(), &shape, |window| {
-                let terms = window.elements.iter().map(|&at| x[window.plane + at]);
-                output.push(match self.func {
-                    PoolFn::Lp => lp_norm(terms, self.p),
-                    PoolFn::Avg if self.count_pad => sum(terms) / window.padded_count as f64,
-                    PoolFn::Avg | PoolFn::Max => sum(terms) / window.elements.len() as f64,
-                });
-            })?;
+        self.windows().for_each_window(POOL, inputs[0].shape(), &shape, |window| {
+            let terms = window.elements.iter().map(|&at| x[window.plane + at]);
+            output.push(match self.func {
+                PoolFn::Lp => lp_norm(terms, self.p),
+                PoolFn::Avg if self.count_pad => sum(terms) / window.padded_count as f64,
+                PoolFn::Avg | PoolFn::Max => sum(terms) / window.elements.len() as f64,
+            });
+        })?;
         Ok(vec![write_floats(POOL, dtype, &shape, &output)?])
     }
 }
@@ -60,10 +56,7 @@ impl Operation for PoolIndices {
         if inputs[0].dtype.is_bool() {
             return Err(dtype_error(POOL_INDICES, inputs[0].dtype));
         }
-        Ok(vec![Type {
-            dtype: precast_tensor::DType::I64,
-            dims,
-        }])
+        Ok(vec![Type { dtype: precast_tensor::DType::I64, dims }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -71,17 +64,16 @@ impl Operation for PoolIndices {
         let x_shape = inputs[0].shape();
         let x = Elements::read(POOL_INDICES, &inputs[0])?;
         let mut indices = Vec::with_capacity(count(&shape));
-        self.windows()
-            .for_each_window(POOL_INDICES, x_shape, &shape, |window| {
-                let index = match largest(&x, window) {
-                    None => -1,
-                    Some(at) if self.column_major => {
-                        (window.plane + column_major(at - window.plane, &x_shape[2..])) as i128
-                    }
-                    Some(at) => at as i128,
-                };
-                indices.push(index);
-            })?;
+        self.windows().for_each_window(POOL_INDICES, x_shape, &shape, |window| {
+            let index = match largest(&x, window) {
+                None => -1,
+                Some(at) if self.column_major => {
+                    (window.plane + column_major(at - window.plane, &x_shape[2..])) as i128
+                }
+                Some(at) => at as i128,
+            };
+            indices.push(index);
+        })?;
         Ok(vec![write_ints(POOL_INDICES, dtype, &shape, &indices)?])
     }
 }
@@ -102,15 +94,11 @@ impl Pool {
         let dtype = x.dtype();
         let elements = Elements::read(POOL, x)?;
         let mut places = Vec::with_capacity(count(shape));
-        self.windows()
-            .for_each_window(POOL, x.shape(), shape, |window| places.push(largest(&elements, window)))?;
+        self.windows().for_each_window(POOL, x.shape(), shape, |window| places.push(largest(&elements, window)))?;
         let output = match &elements {
-            Elements::Float(x) => Elements::Float(
-                places
-                    .iter()
-                    .map(|place| place.map_or(f64::NEG_INFINITY, |at| x[at]))
-                    .collect(),
-            ),
+            Elements::Float(x) => {
+                Elements::Float(places.iter().map(|place| place.map_or(f64::NEG_INFINITY, |at| x[at])).collect())
+            }
             Elements::Int(x) => {
                 let least = dtype.int_range().map_or(0, |(least, _)| least);
                 Elements::Int(places.iter().map(|place| place.map_or(least, |at| x[at])).collect())
@@ -158,10 +146,7 @@ impl Windows<'_> {
         check_arity(op, inputs, 1..=1)?;
         let x = inputs[0];
         if x.dims.len() < 3 {
-            return Err(InferError::new(
-                op,
-                format!("x {x} found where rank 3 or more is expected"),
-            ));
+            return Err(InferError::new(op, format!("x {x} found where rank 3 or more is expected")));
         }
         let rank = x.dims.len() - 2;
         check_length(op, "window", self.window.len(), rank)?;
@@ -194,11 +179,7 @@ impl Windows<'_> {
         let plane_strides = strides(spatial);
         let mut windows = Vec::with_capacity(count(&shape[2..]));
         for_each_index(&shape[2..], |at| {
-            let mut window = Window {
-                plane: 0,
-                elements: Vec::new(),
-                padded_count: 0,
-            };
+            let mut window = Window { plane: 0, elements: Vec::new(), padded_count: 0 };
             for_each_index(self.window, |within| {
                 let place: Vec<i64> = (0..spatial.len())
                     .map(|axis| {
@@ -208,11 +189,7 @@ impl Windows<'_> {
                 if (0..spatial.len()).all(|axis| place[axis] < spatial[axis] as i64 + pad_hi[axis]) {
                     window.padded_count += 1;
                 }
-                if place
-                    .iter()
-                    .zip(spatial)
-                    .all(|(place, extent)| (0..*extent as i64).contains(place))
-                {
+                if place.iter().zip(spatial).all(|(place, extent)| (0..*extent as i64).contains(place)) {
                     let place: Vec<usize> = place.iter().map(|&place| place as usize).collect();
                     window.elements.push(offset(&place, &plane_strides));
                 }

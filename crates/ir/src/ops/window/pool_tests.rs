@@ -18,50 +18,26 @@ fn maxima_ignore_padding_and_keep_nan() {
         &pool("max", 2, 1, (1, 1), 6, false),
         &["f32[1,1,6] [-1.0, -1.0, nan:7fc00000, nan:7fc00000, -4.0, -5.0]"],
     );
-    check_node(
-        &["u8[1,1,3] [1, 255, 3]"],
-        &pool("max", 2, 2, (0, 1), 2, false),
-        &["u8[1,1,2] [255, 3]"],
-    );
+    check_node(&["u8[1,1,3] [1, 255, 3]"], &pool("max", 2, 2, (0, 1), 2, false), &["u8[1,1,2] [255, 3]"]);
 }
 
 #[test]
 fn a_window_of_padding_alone_has_the_least_maximum() {
-    check_node(
-        &["f32[1,1,1] [7]"],
-        &pool("max", 1, 1, (1, 0), 2, false),
-        &["f32[1,1,2] [-inf, 7.0]"],
-    );
-    check_node(
-        &["i8[1,1,1] [7]"],
-        &pool("max", 1, 1, (1, 0), 2, false),
-        &["i8[1,1,2] [-128, 7]"],
-    );
+    check_node(&["f32[1,1,1] [7]"], &pool("max", 1, 1, (1, 0), 2, false), &["f32[1,1,2] [-inf, 7.0]"]);
+    check_node(&["i8[1,1,1] [7]"], &pool("max", 1, 1, (1, 0), 2, false), &["i8[1,1,2] [-128, 7]"]);
 }
 
 #[test]
 fn averages_count_declared_padding_but_not_what_ceil_mode_adds() {
     let x = "f32[1,1,4] [1, 2, 3, 4]";
     // The last window covers element 3, one declared pad, and one place beyond it.
-    check_node(
-        &[x],
-        &pool("avg", 3, 2, (1, 1), 3, true),
-        &["f32[1,1,3] [1.0, 3.0, 2.0]"],
-    );
-    check_node(
-        &[x],
-        &pool("avg", 3, 2, (1, 1), 3, false),
-        &["f32[1,1,3] [1.5, 3.0, 4.0]"],
-    );
+    check_node(&[x], &pool("avg", 3, 2, (1, 1), 3, true), &["f32[1,1,3] [1.0, 3.0, 2.0]"]);
+    check_node(&[x], &pool("avg", 3, 2, (1, 1), 3, false), &["f32[1,1,3] [1.5, 3.0, 4.0]"]);
 }
 
 #[test]
 fn lp_norms_take_padding_as_zero() {
-    check_node(
-        &["f32[1,1,3] [-3, 4, 0]"],
-        &pool("lp", 2, 1, (1, 0), 3, false),
-        &["f32[1,1,3] [3.0, 5.0, 4.0]"],
-    );
+    check_node(&["f32[1,1,3] [-3, 4, 0]"], &pool("lp", 2, 1, (1, 0), 3, false), &["f32[1,1,3] [3.0, 5.0, 4.0]"]);
 }
 
 #[test]
@@ -90,21 +66,9 @@ fn indices_are_flat_in_x_and_may_be_counted_by_columns() {
 
 #[test]
 fn empty_tensors_stay_empty() {
-    check_node(
-        &["f32[0,2,3] []"],
-        &pool("max", 1, 1, (0, 0), 3, false),
-        &["f32[0,2,3] []"],
-    );
-    check_node(
-        &["f32[1,1,0] []"],
-        &pool("avg", 1, 1, (0, 0), 0, false),
-        &["f32[1,1,0] []"],
-    );
-    check_node(
-        &["f32[1,1,0] []"],
-        &pool("avg", 2, 1, (1, 1), 1, true),
-        &["f32[1,1,1] [0.0]"],
-    );
+    check_node(&["f32[0,2,3] []"], &pool("max", 1, 1, (0, 0), 3, false), &["f32[0,2,3] []"]);
+    check_node(&["f32[1,1,0] []"], &pool("avg", 1, 1, (0, 0), 0, false), &["f32[1,1,0] []"]);
+    check_node(&["f32[1,1,0] []"], &pool("avg", 2, 1, (1, 1), 1, true), &["f32[1,1,1] [0.0]"]);
 }
 
 #[test]
@@ -121,14 +85,8 @@ fn attributes_must_fit() {
         p: 0,
     };
     assert_eq!(infer(op(PoolFn::Max, &[2]), &["i8[n,c,h]"]), "i8[n,c,h - 1]");
-    assert_eq!(
-        infer(op(PoolFn::Avg, &[2]), &["i8[n,c,h]"]),
-        "pool: element type i8 has no meaning here"
-    );
-    assert_eq!(
-        infer(op(PoolFn::Lp, &[2]), &["f32[n,c,h]"]),
-        "pool: p is 0 where 1 or more is expected"
-    );
+    assert_eq!(infer(op(PoolFn::Avg, &[2]), &["i8[n,c,h]"]), "pool: element type i8 has no meaning here");
+    assert_eq!(infer(op(PoolFn::Lp, &[2]), &["f32[n,c,h]"]), "pool: p is 0 where 1 or more is expected");
     assert_eq!(
         infer(op(PoolFn::Max, &[0]), &["i8[n,c,h]"]),
         "pool: 0 found where a size from 1 to 2147483648 is expected"
@@ -137,10 +95,7 @@ fn attributes_must_fit() {
         infer(op(PoolFn::Max, &[2, 2]), &["i8[n,c,h]"]),
         "pool: attribute 'window' has 2 entries where 1 are expected"
     );
-    assert_eq!(
-        infer(op(PoolFn::Max, &[2]), &["i8[n,c]"]),
-        "pool: x i8[n,c] found where rank 3 or more is expected"
-    );
+    assert_eq!(infer(op(PoolFn::Max, &[2]), &["i8[n,c]"]), "pool: x i8[n,c] found where rank 3 or more is expected");
     assert!(
         node_error(&[], &pool("max", 1, 1, (0, 0), 1, false).replace("%0", ""), &["f32[]"]).contains("0 inputs given")
     );

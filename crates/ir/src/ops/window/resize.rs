@@ -30,31 +30,14 @@ impl Operation for Resize {
         if x.dtype.is_bool() && self.func != ResizeFn::Nearest {
             return Err(dtype_error(RESIZE, x.dtype));
         }
-        if let Some(scale) = self
-            .scales
-            .iter()
-            .find(|scale| !(SCALE_MIN..=1.0 / SCALE_MIN).contains(*scale))
-        {
-            return Err(InferError::new(
-                RESIZE,
-                format!("{scale} found where a positive scale is expected"),
-            ));
+        if let Some(scale) = self.scales.iter().find(|scale| !(SCALE_MIN..=1.0 / SCALE_MIN).contains(*scale)) {
+            return Err(InferError::new(RESIZE, format!("{scale} found where a positive scale is expected")));
         }
         let is_empty = |dim: &Dim| dim.as_const() == Some(0);
-        if x.dims
-            .iter()
-            .zip(&self.output)
-            .any(|(from, to)| is_empty(from) && to.as_const().is_some_and(|to| to > 0))
-        {
-            return Err(InferError::new(
-                RESIZE,
-                format!("x {x} has no elements to make others from"),
-            ));
+        if x.dims.iter().zip(&self.output).any(|(from, to)| is_empty(from) && to.as_const().is_some_and(|to| to > 0)) {
+            return Err(InferError::new(RESIZE, format!("x {x} has no elements to make others from")));
         }
-        Ok(vec![Type {
-            dtype: x.dtype,
-            dims: self.output.clone(),
-        }])
+        Ok(vec![Type { dtype: x.dtype, dims: self.output.clone() }])
     }
 
     fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
@@ -64,9 +47,7 @@ impl Operation for Resize {
         if count(&shape) == 0 {
             return Ok(vec![from_bytes(RESIZE, dtype, &shape, Vec::new())?]);
         }
-        let axes: Vec<Axis> = (0..shape.len())
-            .map(|axis| self.axis(axis, x.shape()[axis], shape[axis]))
-            .collect();
+        let axes: Vec<Axis> = (0..shape.len()).map(|axis| self.axis(axis, x.shape()[axis], shape[axis])).collect();
         if self.func == ResizeFn::Nearest {
             return Ok(vec![self.gather(x, &shape, &axes)?]);
         }
@@ -87,9 +68,7 @@ impl Operation for Resize {
             return Ok(vec![write_floats(RESIZE, dtype, &shape, &elements)?]);
         };
         // Integers round to the nearest, halves to even, and saturate, as the ONNX reference does.
-        let rounded = elements
-            .iter()
-            .map(|element| (element.round_ties_even() as i128).clamp(least, most));
+        let rounded = elements.iter().map(|element| (element.round_ties_even() as i128).clamp(least, most));
         Ok(vec![write_ints(RESIZE, dtype, &shape, &rounded.collect::<Vec<_>>())?])
     }
 }
@@ -120,37 +99,21 @@ impl Resize {
         };
         if input == output && scale == 1.0 && crop == (0.0, 1.0) {
             let taps = (0..output).map(|at| vec![(at, 1.0)]).collect();
-            return Axis {
-                is_identity: true,
-                taps,
-                outside: vec![false; output],
-            };
+            return Axis { is_identity: true, taps, outside: vec![false; output] };
         }
-        let coordinates: Vec<f64> = (0..output)
-            .map(|at| self.coordinate(at as f64, scale, input as f64, output as f64, crop))
-            .collect();
+        let coordinates: Vec<f64> =
+            (0..output).map(|at| self.coordinate(at as f64, scale, input as f64, output as f64, crop)).collect();
         let is_cropped = self.coordinates == CoordinateFn::TfCrop;
         let last = input as f64 - 1.0;
-        let outside = coordinates
-            .iter()
-            .map(|at| is_cropped && (*at < 0.0 || *at > last))
-            .collect();
+        let outside = coordinates.iter().map(|at| is_cropped && (*at < 0.0 || *at > last)).collect();
         let taps = coordinates.iter().map(|&at| self.taps(at, scale, input)).collect();
-        Axis {
-            is_identity: false,
-            taps,
-            outside,
-        }
+        Axis { is_identity: false, taps, outside }
     }
 
     /// The input coordinate of an output coordinate.
     fn coordinate(&self, at: f64, scale: f64, input: f64, output: f64, crop: (f64, f64)) -> f64 {
         let exact = scale * input;
-        let width = if (exact - output).abs() < WHOLE_SIZE_TOLERANCE {
-            output
-        } else {
-            exact
-        };
+        let width = if (exact - output).abs() < WHOLE_SIZE_TOLERANCE { output } else { exact };
         let half_pixel = (at + 0.5) / scale - 0.5;
         match self.coordinates {
             CoordinateFn::HalfPixel => half_pixel,
@@ -195,17 +158,14 @@ impl Resize {
             ResizeFn::Cubic => 2.0,
         };
         let first = (-reach / shrink).floor() as i64 + 1;
-        let mut taps: Vec<(f64, f64)> = (first..2 - first)
-            .map(|tap| (floor + tap as f64, weight((tap as f64 - ratio) * shrink)))
-            .collect();
+        let mut taps: Vec<(f64, f64)> =
+            (first..2 - first).map(|tap| (floor + tap as f64, weight((tap as f64 - ratio) * shrink))).collect();
         if self.exclude_outside {
             taps.retain(|(at, _)| *at >= 0.0 && *at < input as f64);
         }
         if self.exclude_outside || self.antialias {
             let sum: f64 = taps.iter().map(|(_, weight)| weight).sum();
-            taps.iter_mut()
-                .filter(|_| sum != 0.0)
-                .for_each(|(_, weight)| *weight /= sum);
+            taps.iter_mut().filter(|_| sum != 0.0).for_each(|(_, weight)| *weight /= sum);
         }
         taps.into_iter()
             .filter(|(_, weight)| *weight != 0.0)
@@ -271,9 +231,7 @@ fn apply_axis(elements: &[f64], shape: &[usize], axis: usize, map: &Axis) -> Vec
         for (taps, row) in map.taps.iter().zip(&mut rows) {
             for &(at, weight) in taps {
                 let source = &elements[(outer * split.extent + at) * split.inner..][..split.inner];
-                row.iter_mut()
-                    .zip(source)
-                    .for_each(|(sum, element)| *sum += weight * element);
+                row.iter_mut().zip(source).for_each(|(sum, element)| *sum += weight * element);
             }
         }
     }

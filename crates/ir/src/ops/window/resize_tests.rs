@@ -19,16 +19,8 @@ fn nearest_rounds_as_told() {
     let cases = [
         ("half_pixel", "round_prefer_floor", "[10, 20, 20, 9223372036854775807]"),
         ("asymmetric", "floor", "[10, 10, 20, 9223372036854775807]"),
-        (
-            "asymmetric",
-            "ceil",
-            "[10, 20, 9223372036854775807, 9223372036854775807]",
-        ),
-        (
-            "align_corners",
-            "round_prefer_floor",
-            "[10, 20, 20, 9223372036854775807]",
-        ),
+        ("asymmetric", "ceil", "[10, 20, 9223372036854775807, 9223372036854775807]"),
+        ("align_corners", "round_prefer_floor", "[10, 20, 20, 9223372036854775807]"),
         ("tf_half_pixel_for_nn", "floor", "[10, 20, 20, 9223372036854775807]"),
     ];
     for (coordinates, nearest, expected) in cases {
@@ -36,16 +28,8 @@ fn nearest_rounds_as_told() {
         check_node(&[x], &node, &[&format!("i64[1,4] {expected}")]);
     }
     let two = |nearest| resize("nearest", "asymmetric", nearest, 4, 2.0, "");
-    check_node(
-        &["f32[1,2] [1, 2]"],
-        &two("round_prefer_floor"),
-        &["f32[1,4] [1.0, 1.0, 2.0, 2.0]"],
-    );
-    check_node(
-        &["f32[1,2] [1, 2]"],
-        &two("round_prefer_ceil"),
-        &["f32[1,4] [1.0, 2.0, 2.0, 2.0]"],
-    );
+    check_node(&["f32[1,2] [1, 2]"], &two("round_prefer_floor"), &["f32[1,4] [1.0, 1.0, 2.0, 2.0]"]);
+    check_node(&["f32[1,2] [1, 2]"], &two("round_prefer_ceil"), &["f32[1,4] [1.0, 2.0, 2.0, 2.0]"]);
 }
 
 #[test]
@@ -74,26 +58,12 @@ fn cropping_extrapolates_outside_x() {
         |roi: &str| format!("cubic_a=-0.75, exclude_outside=false, antialias=false, roi={roi}, extrapolation=9.5");
     check_node(
         &["f32[1,3] [1, 2, 3]"],
-        &resize(
-            "linear",
-            "tf_crop_and_resize",
-            "floor",
-            3,
-            1.0,
-            &crop("[0.0, 0.25, 1.0, 1.25]"),
-        ),
+        &resize("linear", "tf_crop_and_resize", "floor", 3, 1.0, &crop("[0.0, 0.25, 1.0, 1.25]")),
         &["f32[1,3] [1.5, 2.5, 9.5]"],
     );
     check_node(
         &["i8[1,3] [1, 2, 3]"],
-        &resize(
-            "nearest",
-            "tf_crop_and_resize",
-            "ceil",
-            3,
-            1.0,
-            &crop("[0.0, -0.5, 1.0, 0.5]"),
-        ),
+        &resize("nearest", "tf_crop_and_resize", "ceil", 3, 1.0, &crop("[0.0, -0.5, 1.0, 0.5]")),
         &["i8[1,3] [9, 1, 2]"],
     );
 }
@@ -108,27 +78,15 @@ fn cubic_kernels_may_exclude_what_lies_outside() {
         &["f32[1,8] [0.89453125, 1.1914063, 1.6679688, 2.296875, 2.703125, 3.3320313, 3.8085938, 4.1054688]"],
     );
     let excluding = "cubic_a=-0.5, exclude_outside=true, antialias=false, roi=[], extrapolation=0.0";
-    check_node(
-        &[x],
-        &resize("cubic", "half_pixel", "floor", 2, 0.5, excluding),
-        &["f32[1,2] [1.4117647, 3.5882354]"],
-    );
+    check_node(&[x], &resize("cubic", "half_pixel", "floor", 2, 0.5, excluding), &["f32[1,2] [1.4117647, 3.5882354]"]);
 }
 
 #[test]
 fn antialiasing_averages_what_downsampling_would_skip() {
     let x = "f32[1,4] [0, 0, 8, 0]";
     let smooth = "cubic_a=-0.75, exclude_outside=false, antialias=true, roi=[], extrapolation=0.0";
-    check_node(
-        &[x],
-        &resize("linear", "half_pixel", "floor", 2, 0.5, smooth),
-        &["f32[1,2] [1.0, 3.0]"],
-    );
-    check_node(
-        &[x],
-        &resize("linear", "half_pixel", "floor", 2, 0.5, ""),
-        &["f32[1,2] [0.0, 4.0]"],
-    );
+    check_node(&[x], &resize("linear", "half_pixel", "floor", 2, 0.5, smooth), &["f32[1,2] [1.0, 3.0]"]);
+    check_node(&[x], &resize("linear", "half_pixel", "floor", 2, 0.5, ""), &["f32[1,2] [0.0, 4.0]"]);
     check_node(
         &[x],
         &resize("linear", "half_pixel", "floor", 8, 2.0, smooth),
@@ -143,11 +101,7 @@ fn integers_round_half_to_even() {
         &resize("linear", "align_corners", "floor", 3, 1.5, ""),
         &["u8[1,3] [0, 128, 255]"],
     );
-    check_node(
-        &["i8[1,2] [2, 3]"],
-        &resize("linear", "align_corners", "floor", 3, 1.5, ""),
-        &["i8[1,3] [2, 2, 3]"],
-    );
+    check_node(&["i8[1,2] [2, 3]"], &resize("linear", "align_corners", "floor", 3, 1.5, ""), &["i8[1,3] [2, 2, 3]"]);
 }
 
 #[test]
@@ -162,32 +116,10 @@ fn axes_are_resized_one_after_the_other() {
 
 #[test]
 fn nothing_is_made_from_nothing() {
-    check_node(
-        &["f32[1,0] []"],
-        &resize("linear", "half_pixel", "floor", 0, 2.0, ""),
-        &["f32[1,0] []"],
-    );
-    check_node(
-        &["f32[1,2] [1, 2]"],
-        &resize("cubic", "half_pixel", "floor", 0, 0.25, ""),
-        &["f32[1,0] []"],
-    );
-    let error = node_error(
-        &["f32[1,0] []"],
-        &resize("linear", "half_pixel", "floor", 2, 2.0, ""),
-        &["f32[1,2]"],
-    );
-    assert!(
-        error.ends_with("resize: x f32[1,0] has no elements to make others from"),
-        "{error}"
-    );
-    let error = node_error(
-        &["f32[1,1] [1]"],
-        &resize("linear", "half_pixel", "floor", 2, -2.0, ""),
-        &["f32[1,2]"],
-    );
-    assert!(
-        error.ends_with("resize: -2 found where a positive scale is expected"),
-        "{error}"
-    );
+    check_node(&["f32[1,0] []"], &resize("linear", "half_pixel", "floor", 0, 2.0, ""), &["f32[1,0] []"]);
+    check_node(&["f32[1,2] [1, 2]"], &resize("cubic", "half_pixel", "floor", 0, 0.25, ""), &["f32[1,0] []"]);
+    let error = node_error(&["f32[1,0] []"], &resize("linear", "half_pixel", "floor", 2, 2.0, ""), &["f32[1,2]"]);
+    assert!(error.ends_with("resize: x f32[1,0] has no elements to make others from"), "{error}");
+    let error = node_error(&["f32[1,1] [1]"], &resize("linear", "half_pixel", "floor", 2, -2.0, ""), &["f32[1,2]"]);
+    assert!(error.ends_with("resize: -2 found where a positive scale is expected"), "{error}");
 }

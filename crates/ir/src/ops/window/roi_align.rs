@@ -20,10 +20,7 @@ impl Operation for RoiAlign {
         check_arity(ROI_ALIGN, inputs, 3..=3)?;
         let (x, rois, batches) = (inputs[0], inputs[1], inputs[2]);
         if !x.dtype.is_float() || !batches.dtype.is_int() {
-            return Err(dtype_error(
-                ROI_ALIGN,
-                if batches.dtype.is_int() { x.dtype } else { batches.dtype },
-            ));
+            return Err(dtype_error(ROI_ALIGN, if batches.dtype.is_int() { x.dtype } else { batches.dtype }));
         }
         check_same_dtype(ROI_ALIGN, x, rois)?;
         let ranks_fit = x.dims.len() == 4 && rois.dims.len() == 2 && batches.dims.len() == 1;
@@ -38,10 +35,7 @@ impl Operation for RoiAlign {
             return Err(InferError::new(ROI_ALIGN, "regions are pooled by max or avg"));
         }
         let size = [self.output_height.into(), self.output_width.into()];
-        let dims = [rois.dims[0].clone(), x.dims[1].clone()]
-            .into_iter()
-            .chain(size)
-            .collect();
+        let dims = [rois.dims[0].clone(), x.dims[1].clone()].into_iter().chain(size).collect();
         Ok(vec![Type { dtype: x.dtype, dims }])
     }
 
@@ -112,37 +106,19 @@ impl Axis {
         let shift = if op.half_pixel { 0.5 } else { 0.0 };
         let (start, end) = (start * op.spatial_scale - shift, end * op.spatial_scale - shift);
         // Without half_pixel a region is at least one pixel wide.
-        let size = if op.half_pixel {
-            end - start
-        } else {
-            (end - start).max(1.0)
-        };
+        let size = if op.half_pixel { end - start } else { (end - start).max(1.0) };
         let bin_size = size / bins as f64;
-        let sample_count = if op.sampling_ratio > 0 {
-            op.sampling_ratio
-        } else {
-            bin_size.ceil().max(0.0) as usize
-        };
+        let sample_count = if op.sampling_ratio > 0 { op.sampling_ratio } else { bin_size.ceil().max(0.0) as usize };
         if sample_count > BIN_SAMPLES_MAX {
-            return Err(EvalError::value(
-                ROI_ALIGN,
-                format!("a region asks for {sample_count} samples a bin"),
-            ));
+            return Err(EvalError::value(ROI_ALIGN, format!("a region asks for {sample_count} samples a bin")));
         }
-        Ok(Axis {
-            start,
-            bin_size,
-            sample_count,
-            extent,
-        })
+        Ok(Axis { start, bin_size, sample_count, extent })
     }
 
     fn samples(&self, bin: usize) -> Vec<Sample> {
         let step = self.bin_size / self.sample_count as f64;
         let first = self.start + bin as f64 * self.bin_size;
-        (0..self.sample_count)
-            .map(|at| self.sample(first + (at as f64 + 0.5) * step))
-            .collect()
+        (0..self.sample_count).map(|at| self.sample(first + (at as f64 + 0.5) * step)).collect()
     }
 
     fn sample(&self, at: f64) -> Sample {
@@ -152,11 +128,7 @@ impl Axis {
         }
         let at = at.max(0.0);
         let low = at as usize;
-        if low >= last {
-            Some((last, last, 0.0))
-        } else {
-            Some((low, low + 1, at - low as f64))
-        }
+        if low >= last { Some((last, last, 0.0)) } else { Some((low, low + 1, at - low as f64)) }
     }
 }
 

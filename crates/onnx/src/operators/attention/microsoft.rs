@@ -31,11 +31,7 @@ pub(super) fn attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         projected = cx.binary(BinaryFn::Add, projected, bias)?;
     }
     let [q, k, v] = split_columns(cx, projected, sizes.as_deref())?;
-    let (q, mut k, mut v) = (
-        split_heads(cx, q, heads)?,
-        split_heads(cx, k, heads)?,
-        split_heads(cx, v, heads)?,
-    );
+    let (q, mut k, mut v) = (split_heads(cx, q, heads)?, split_heads(cx, k, heads)?, split_heads(cx, v, heads)?);
     let mut past_length = Dim::ZERO;
     if let Some(past) = cx.optional(4) {
         // [2, batch, heads, length, size]: keys, then values.
@@ -46,11 +42,8 @@ pub(super) fn attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
             *new = cx.concat(&[old, *new], 2)?;
         }
     }
-    let mut scoring = Scoring {
-        scale: scale.map_or_else(|| default_scale(cx, q), Ok)?,
-        added: cx.optional(5),
-        ..plain(masked)
-    };
+    let mut scoring =
+        Scoring { scale: scale.map_or_else(|| default_scale(cx, q), Ok)?, added: cx.optional(5), ..plain(masked) };
     let heads = Heads { q, k, v };
     add_masks(cx, &mut scoring, heads, &past_length, is_causal, cx.optional(3))?;
     let attended = attend(cx, heads, &scoring)?;
@@ -95,14 +88,10 @@ pub(super) fn multi_head_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let scale = cx.attributes().float("scale")?.filter(|&scale| scale != 0.0);
     let query = cx.input(0)?;
     let (Some(key), Some(value)) = (cx.optional(1), cx.optional(2)) else {
-        return Err(Fault::Unsupported(
-            "packed queries, keys and values are not covered".to_string(),
-        ));
+        return Err(Fault::Unsupported("packed queries, keys and values are not covered".to_string()));
     };
     if cx.rank(query) != 3 || cx.optional(8).is_some() || cx.optional(9).is_some() {
-        return Err(Fault::Unsupported(
-            "packed operands and shared buffers are not covered".to_string(),
-        ));
+        return Err(Fault::Unsupported("packed operands and shared buffers are not covered".to_string()));
     }
     let [query, key, value] = add_projection_bias(cx, [query, key, value])?;
     let q = split_heads(cx, query, heads)?;
@@ -113,11 +102,8 @@ pub(super) fn multi_head_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         k = cx.concat(&[past_k, k], 2)?;
         v = cx.concat(&[past_v, v], 2)?;
     }
-    let mut scoring = Scoring {
-        scale: scale.map_or_else(|| default_scale(cx, q), Ok)?,
-        added: cx.optional(5),
-        ..plain(masked)
-    };
+    let mut scoring =
+        Scoring { scale: scale.map_or_else(|| default_scale(cx, q), Ok)?, added: cx.optional(5), ..plain(masked) };
     let heads = Heads { q, k, v };
     add_masks(cx, &mut scoring, heads, &past_length, is_causal, cx.optional(4))?;
     let attended = attend(cx, heads, &scoring)?;
@@ -148,34 +134,24 @@ fn add_projection_bias(cx: &mut NodeCx<'_, '_>, operands: [ValueId; 3]) -> Resul
 pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let (heads, kv_heads) = (cx.int("num_heads", 0)?, cx.int("kv_num_heads", 0)?);
     let do_rotary = cx.flag("do_rotary", false)?;
-    let rotation = Rotation {
-        size: 0,
-        is_interleaved: cx.flag("rotary_interleaved", false)?,
-    };
+    let rotation = Rotation { size: 0, is_interleaved: cx.flag("rotary_interleaved", false)? };
     let window = cx.int("local_window_size", -1)?;
     let softcap = cx.float("softcap", 0.0)?;
     let scale = cx.attributes().float("scale")?.filter(|&scale| scale != 0.0);
     let is_causal = cx.flag("causal", true)?;
     cx.float("qk_norm_epsilon", 0.0)?;
-    for (name, covered) in [
-        ("smooth_softmax", 0),
-        ("kv_cache_bit_width", 0),
-        ("qk_output", 0),
-        ("sliding_window_cache", 0),
-    ] {
+    for (name, covered) in
+        [("smooth_softmax", 0), ("kv_cache_bit_width", 0), ("qk_output", 0), ("sliding_window_cache", 0)]
+    {
         refuse(cx, name, covered)?;
     }
     for name in ["k_quant_type", "v_quant_type"] {
         if cx.string(name, "NONE")? != "NONE" {
-            return Err(Fault::Unsupported(format!(
-                "attribute '{name}': quantised caches are not covered"
-            )));
+            return Err(Fault::Unsupported(format!("attribute '{name}': quantised caches are not covered")));
         }
     }
     if (11..cx.input_count()).any(|position| cx.optional(position).is_some()) {
-        return Err(Fault::Unsupported(
-            "head_sink, cache scales and query norms are not covered".to_string(),
-        ));
+        return Err(Fault::Unsupported("head_sink, cache scales and query norms are not covered".to_string()));
     }
     let (q, k, v) = read_grouped(cx, heads, kv_heads)?;
     let queries = length_of(cx, q)?;
@@ -197,10 +173,7 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
                 cx.binary(BinaryFn::Add, before, steps)?
             }
         };
-        (
-            rotate(cx, q, positions, &rotation)?,
-            rotate(cx, k, positions, &rotation)?,
-        )
+        (rotate(cx, q, positions, &rotation)?, rotate(cx, k, positions, &rotation)?)
     } else {
         (q, k)
     };
@@ -219,13 +192,7 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         allowed = Some(cx.compare(CompareFn::Le, columns, rows)?);
     }
     // The window counts the query itself.
-    allowed = add_window(
-        cx,
-        allowed,
-        rows,
-        columns,
-        (if window > 0 { window - 1 } else { -1 }, -1),
-    )?;
+    allowed = add_window(cx, allowed, rows, columns, (if window > 0 { window - 1 } else { -1 }, -1))?;
     let scoring = Scoring {
         scale: scale.map_or_else(|| default_scale(cx, q), Ok)?,
         softcap,
@@ -239,14 +206,11 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
 
 /// A known total length that is less than all keys means that the cache is a buffer with room left.
 fn check_total(cx: &NodeCx<'_, '_>, keys: &Dim) -> Result<(), Fault> {
-    let total = cx
-        .optional(6)
-        .and_then(|total| cx.content(total))
-        .and_then(|content| content.first().cloned());
+    let total = cx.optional(6).and_then(|total| cx.content(total)).and_then(|content| content.first().cloned());
     match total {
-        Some(total) if total.is_const() && keys.is_const() && total != *keys => Err(Fault::Unsupported(format!(
-            "a cache of {keys} keys for a sequence of {total} is not covered"
-        ))),
+        Some(total) if total.is_const() && keys.is_const() && total != *keys => {
+            Err(Fault::Unsupported(format!("a cache of {keys} keys for a sequence of {total} is not covered")))
+        }
         _ => Ok(()),
     }
 }
@@ -255,9 +219,7 @@ fn check_total(cx: &NodeCx<'_, '_>, keys: &Dim) -> Result<(), Fault> {
 fn read_grouped(cx: &mut NodeCx<'_, '_>, heads: i64, kv_heads: i64) -> Result<(ValueId, ValueId, ValueId), Fault> {
     let query = cx.input(0)?;
     if heads <= 0 || kv_heads <= 0 {
-        return Err(Fault::Invalid(format!(
-            "{heads} query heads and {kv_heads} key heads; 1 or more was expected"
-        )));
+        return Err(Fault::Invalid(format!("{heads} query heads and {kv_heads} key heads; 1 or more was expected")));
     }
     let (query, key, value) = match (cx.optional(1), cx.optional(2)) {
         (Some(key), Some(value)) => (query, key, value),
@@ -265,20 +227,12 @@ fn read_grouped(cx: &mut NodeCx<'_, '_>, heads: i64, kv_heads: i64) -> Result<(V
             let width = cx.dims(query).last().cloned().unwrap_or(Dim::ZERO);
             let size = cx.number(&width, "the width of packed queries, keys and values")?;
             let head = size / (heads + 2 * kv_heads) as usize;
-            let sizes = [
-                head * heads as usize,
-                head * kv_heads as usize,
-                head * kv_heads as usize,
-            ];
+            let sizes = [head * heads as usize, head * kv_heads as usize, head * kv_heads as usize];
             let [query, key, value] = split_columns(cx, query, Some(&sizes))?;
             (query, key, value)
         }
     };
-    Ok((
-        split_heads(cx, query, heads)?,
-        split_heads(cx, key, kv_heads)?,
-        split_heads(cx, value, kv_heads)?,
-    ))
+    Ok((split_heads(cx, query, heads)?, split_heads(cx, key, kv_heads)?, split_heads(cx, value, kv_heads)?))
 }
 
 /// x [batch, heads, length, size] turned by the tables of the node at positions [batch, length].
@@ -288,29 +242,12 @@ fn rotate(cx: &mut NodeCx<'_, '_>, x: ValueId, positions: ValueId, rotation: &Ro
     let size = 2 * cx.number(&half, "half of what is turned of a head")?;
     let (cos, sin) = (cx.gather(cos, positions, 0)?, cx.gather(sin, positions, 0)?);
     let (cos, sin) = (cx.unsqueeze(cos, &[1])?, cx.unsqueeze(sin, &[1])?);
-    add_rotation(
-        cx,
-        x,
-        cos,
-        sin,
-        &Rotation {
-            size,
-            is_interleaved: rotation.is_interleaved,
-        },
-    )
+    add_rotation(cx, x, cos, sin, &Rotation { size, is_interleaved: rotation.is_interleaved })
 }
 
 /// Scoring without masks.
 fn plain(masked: f64) -> Scoring {
-    Scoring {
-        scale: 1.0,
-        softcap: 0.0,
-        allowed: None,
-        added: None,
-        masked,
-        may_mask_all: false,
-        precision: None,
-    }
+    Scoring { scale: 1.0, softcap: 0.0, allowed: None, added: None, masked, may_mask_all: false, precision: None }
 }
 
 /// The causal mask, and a mask of integers: 1 where a key may be seen, or the length of each row.
@@ -344,10 +281,7 @@ fn add_masks(
             cx.compare(CompareFn::Gt, mask, zero)?
         }
         dims => {
-            return Err(Fault::Unsupported(format!(
-                "a mask of rank {} in this form is not covered",
-                dims.len()
-            )));
+            return Err(Fault::Unsupported(format!("a mask of rank {} in this form is not covered", dims.len())));
         }
     };
     let allowed = both(cx, scoring.allowed, is_seen)?;

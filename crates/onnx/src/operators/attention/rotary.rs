@@ -25,10 +25,7 @@ pub(super) fn rotary_embedding(cx: &mut NodeCx<'_, '_>) -> Outputs {
         sin = cx.gather(sin, positions, 0)?;
     }
     if cx.rank(cos) != 3 {
-        return Err(Fault::Invalid(format!(
-            "the cosine table has rank {}; 3 was expected",
-            cx.rank(cos)
-        )));
+        return Err(Fault::Invalid(format!("the cosine table has rank {}; 3 was expected", cx.rank(cos))));
     }
     Ok(vec![add_rotation_of(cx, x, heads, cos, sin, &rotation)?])
 }
@@ -50,11 +47,7 @@ pub(super) fn microsoft_rotary_embedding(cx: &mut NodeCx<'_, '_>) -> Outputs {
         heads = (cx.number(&dims[2], "the hidden size")? / (2 * half).max(1)) as i64;
     }
     let positions = if cx.rank(ids) == 1 {
-        let length = if dims.len() == 4 {
-            dims[2].clone()
-        } else {
-            dims[1].clone()
-        };
+        let length = if dims.len() == 4 { dims[2].clone() } else { dims[1].clone() };
         let steps = cx.iota(Dim::ZERO, length)?;
         let positions = cx.binary(BinaryFn::Add, steps, ids)?;
         cx.unsqueeze(positions, &[0])?
@@ -67,15 +60,9 @@ pub(super) fn microsoft_rotary_embedding(cx: &mut NodeCx<'_, '_>) -> Outputs {
 
 fn read_rotation(cx: &NodeCx<'_, '_>, interleaved: &str) -> Result<Rotation, Fault> {
     let size = cx.int("rotary_embedding_dim", 0)?;
-    let size = usize::try_from(size).map_err(|_| {
-        Fault::Invalid(format!(
-            "attribute 'rotary_embedding_dim' is {size}; 0 or more was expected"
-        ))
-    })?;
-    Ok(Rotation {
-        size,
-        is_interleaved: cx.flag(interleaved, false)?,
-    })
+    let size = usize::try_from(size)
+        .map_err(|_| Fault::Invalid(format!("attribute 'rotary_embedding_dim' is {size}; 0 or more was expected")))?;
+    Ok(Rotation { size, is_interleaved: cx.flag(interleaved, false)? })
 }
 
 /// x of rank 4 [batch, heads, length, size], or of rank 3 with the heads side by side, turned by tables
@@ -96,9 +83,7 @@ fn add_rotation_of(
         }
         [batch, length, width] => {
             if heads <= 0 {
-                return Err(Fault::Invalid(format!(
-                    "attribute 'num_heads' is {heads}; 1 or more was expected"
-                )));
+                return Err(Fault::Invalid(format!("attribute 'num_heads' is {heads}; 1 or more was expected")));
             }
             let size = width.floor_div(&Dim::from(heads));
             let split = cx.reshape(x, vec![batch.clone(), length.clone(), Dim::from(heads), size])?;
@@ -106,10 +91,7 @@ fn add_rotation_of(
             let turned = add_rotation(cx, split, cos, sin, rotation)?;
             cx.reshape(turned, dims.clone())
         }
-        _ => Err(Fault::Invalid(format!(
-            "the input has rank {}; 3 or 4 was expected",
-            dims.len()
-        ))),
+        _ => Err(Fault::Invalid(format!("the input has rank {}; 3 or 4 was expected", dims.len()))),
     }
 }
 
@@ -126,18 +108,13 @@ pub(super) fn add_rotation(
     let size = cx.number(&dims[axis], "the head size")?;
     let turned = if rotation.size == 0 { size } else { rotation.size };
     if turned > size || turned % 2 != 0 {
-        return Err(Fault::Invalid(format!(
-            "{turned} of {size} elements of a head cannot be turned"
-        )));
+        return Err(Fault::Invalid(format!("{turned} of {size} elements of a head cannot be turned")));
     }
     let half = Dim::from(turned / 2);
     let (first, second) = if rotation.is_interleaved {
         (every_second(cx, x, 0, &half)?, every_second(cx, x, 1, &half)?)
     } else {
-        (
-            cx.slice_axis(x, axis, Dim::ZERO, half.clone())?,
-            cx.slice_axis(x, axis, half.clone(), half.clone())?,
-        )
+        (cx.slice_axis(x, axis, Dim::ZERO, half.clone())?, cx.slice_axis(x, axis, half.clone(), half.clone())?)
     };
     let real = combine(cx, BinaryFn::Sub, (first, cos), (second, sin))?;
     let imaginary = combine(cx, BinaryFn::Add, (first, sin), (second, cos))?;
@@ -165,14 +142,7 @@ fn every_second(cx: &mut NodeCx<'_, '_>, x: ValueId, start: i64, count: &Dim) ->
     starts[axis] = Dim::from(start);
     step[axis] = 2;
     size[axis] = count.clone();
-    cx.add(
-        Slice {
-            start: starts,
-            step,
-            size,
-        },
-        &[x],
-    )
+    cx.add(Slice { start: starts, step, size }, &[x])
 }
 
 /// a * b and c * d, combined.

@@ -24,11 +24,7 @@ struct Operand {
 }
 
 pub(super) fn einsum(cx: &mut NodeCx<'_, '_>) -> Result<Vec<ValueId>, Fault> {
-    let equation: String = cx
-        .string("equation", "")?
-        .chars()
-        .filter(|letter| !letter.is_whitespace())
-        .collect();
+    let equation: String = cx.string("equation", "")?.chars().filter(|letter| !letter.is_whitespace()).collect();
     let inputs = cx.all_inputs()?;
     let ranks: Vec<usize> = inputs.iter().map(|&input| cx.rank(input)).collect();
     let (terms, output) = parse(&equation, &ranks)?;
@@ -38,9 +34,7 @@ pub(super) fn einsum(cx: &mut NodeCx<'_, '_>) -> Result<Vec<ValueId>, Fault> {
     }
     for &label in &output {
         if !operands.iter().any(|operand| operand.labels.contains(&label)) {
-            return Err(Fault::Invalid(format!(
-                "equation '{equation}': {label:?} of the output is in no operand"
-            )));
+            return Err(Fault::Invalid(format!("equation '{equation}': {label:?} of the output is in no operand")));
         }
     }
     let mut operands = operands.into_iter();
@@ -76,15 +70,9 @@ fn parse(equation: &str, ranks: &[usize]) -> Result<(Vec<Vec<Label>>, Vec<Label>
     let mut operands = Vec::new();
     for (term, &rank) in terms.iter().zip(ranks) {
         let letters = term.replace("...", "").chars().count();
-        let covered = if term.contains("...") {
-            rank.checked_sub(letters)
-        } else {
-            (letters == rank).then_some(0)
-        };
+        let covered = if term.contains("...") { rank.checked_sub(letters) } else { (letters == rank).then_some(0) };
         let covered = covered.ok_or_else(|| {
-            Fault::Invalid(format!(
-                "equation '{equation}': '{term}' does not fit an operand of rank {rank}"
-            ))
+            Fault::Invalid(format!("equation '{equation}': '{term}' does not fit an operand of rank {rank}"))
         })?;
         ellipsis_rank = ellipsis_rank.max(covered);
         operands.push(labels(term, covered, equation)?);
@@ -94,9 +82,7 @@ fn parse(equation: &str, ranks: &[usize]) -> Result<(Vec<Vec<Label>>, Vec<Label>
         None => implicit_output(&operands, ellipsis_rank),
     };
     if (1..output.len()).any(|position| output[..position].contains(&output[position])) {
-        return Err(Fault::Invalid(format!(
-            "equation '{equation}': an output label is given twice"
-        )));
+        return Err(Fault::Invalid(format!("equation '{equation}': an output label is given twice")));
     }
     Ok((operands, output))
 }
@@ -111,9 +97,7 @@ fn labels(term: &str, ellipsis_rank: usize, equation: &str) -> Result<Vec<Label>
         }
         for letter in part.chars() {
             if !letter.is_ascii_alphabetic() {
-                return Err(Fault::Invalid(format!(
-                    "equation '{equation}': '{letter}' is not a label"
-                )));
+                return Err(Fault::Invalid(format!("equation '{equation}': '{letter}' is not a label")));
             }
             labels.push(Label::Letter(letter));
         }
@@ -138,10 +122,7 @@ fn take_diagonals(cx: &mut NodeCx<'_, '_>, value: ValueId, labels: Vec<Label>) -
     let mut operand = Operand { value, labels };
     loop {
         let repeated = (1..operand.labels.len()).find_map(|axis| {
-            operand.labels[..axis]
-                .iter()
-                .position(|label| *label == operand.labels[axis])
-                .map(|first| (first, axis))
+            operand.labels[..axis].iter().position(|label| *label == operand.labels[axis]).map(|first| (first, axis))
         });
         let Some((first, second)) = repeated else {
             return Ok(operand);
@@ -153,9 +134,7 @@ fn take_diagonals(cx: &mut NodeCx<'_, '_>, value: ValueId, labels: Vec<Label>) -
         let mut dims = cx.dims(moved);
         let size = cx.number(&dims[rank - 1], "the size of an axis whose diagonal is taken")?;
         if dims[rank - 2] != dims[rank - 1] {
-            return Err(Fault::Invalid(
-                "the axes of a repeated label have different sizes".to_string(),
-            ));
+            return Err(Fault::Invalid("the axes of a repeated label have different sizes".to_string()));
         }
         dims.truncate(rank - 2);
         dims.push(Dim::from(size * size));
@@ -163,14 +142,7 @@ fn take_diagonals(cx: &mut NodeCx<'_, '_>, value: ValueId, labels: Vec<Label>) -
         let mut step = vec![1; rank - 1];
         step[rank - 2] = size as i64 + 1;
         dims[rank - 2] = Dim::from(size);
-        let value = cx.add(
-            Slice {
-                start: vec![Dim::ZERO; rank - 1],
-                step,
-                size: dims,
-            },
-            &[flat],
-        )?;
+        let value = cx.add(Slice { start: vec![Dim::ZERO; rank - 1], step, size: dims }, &[flat])?;
         let labels = perm[..rank - 1].iter().map(|&axis| operand.labels[axis]).collect();
         operand = Operand { value, labels };
     }
@@ -183,29 +155,15 @@ fn join(cx: &mut NodeCx<'_, '_>, a: Operand, b: Operand, is_kept: &dyn Fn(&Label
     let a = sum_out(cx, a, &|label| is_kept(label) || b_labels.contains(label))?;
     let a_labels = a.labels.clone();
     let b = sum_out(cx, b, &|label| is_kept(label) || a_labels.contains(label))?;
-    let shared: Vec<Label> = a
-        .labels
-        .iter()
-        .copied()
-        .filter(|label| b.labels.contains(label))
-        .collect();
+    let shared: Vec<Label> = a.labels.iter().copied().filter(|label| b.labels.contains(label)).collect();
     let (batch, summed): (Vec<Label>, Vec<Label>) = shared.iter().copied().partition(|label| is_kept(label));
-    let only = |one: &Operand| {
-        one.labels
-            .iter()
-            .copied()
-            .filter(|label| !shared.contains(label))
-            .collect()
-    };
+    let only = |one: &Operand| one.labels.iter().copied().filter(|label| !shared.contains(label)).collect();
     let (rows, columns): (Vec<Label>, Vec<Label>) = (only(&a), only(&b));
     let labels: Vec<Label> = [&batch[..], &rows, &columns].concat();
     if summed.is_empty() {
         let a = spread(cx, &a, &labels)?;
         let b = spread(cx, &b, &labels)?;
-        return Ok(Operand {
-            value: cx.binary(BinaryFn::Mul, a, b)?,
-            labels,
-        });
+        return Ok(Operand { value: cx.binary(BinaryFn::Mul, a, b)?, labels });
     }
     let dims: Vec<Dim> = labels
         .iter()
@@ -215,27 +173,14 @@ fn join(cx: &mut NodeCx<'_, '_>, a: Operand, b: Operand, is_kept: &dyn Fn(&Label
     // An operand that has its summed labels on the other side is read transposed instead of being moved.
     let transpose_a = a.labels == [&batch[..], &summed, &rows].concat();
     let transpose_b = b.labels == [&batch[..], &columns, &summed].concat();
-    let a = if transpose_a {
-        matrix(cx, &a, &batch, &summed, &rows)?
-    } else {
-        matrix(cx, &a, &batch, &rows, &summed)?
-    };
+    let a = if transpose_a { matrix(cx, &a, &batch, &summed, &rows)? } else { matrix(cx, &a, &batch, &rows, &summed)? };
     let b = if transpose_b {
         matrix(cx, &b, &batch, &columns, &summed)?
     } else {
         matrix(cx, &b, &batch, &summed, &columns)?
     };
-    let product = cx.add(
-        Matmul {
-            transpose_a,
-            transpose_b,
-        },
-        &[a, b],
-    )?;
-    Ok(Operand {
-        value: cx.reshape(product, dims)?,
-        labels,
-    })
+    let product = cx.add(Matmul { transpose_a, transpose_b }, &[a, b])?;
+    Ok(Operand { value: cx.reshape(product, dims)?, labels })
 }
 
 /// Without the axes of size 1 that the other operand broadcasts.
@@ -259,17 +204,12 @@ fn drop_broadcast(cx: &mut NodeCx<'_, '_>, operand: &Operand, other: &Operand) -
 
 /// Summed over the labels that are not kept.
 fn sum_out(cx: &mut NodeCx<'_, '_>, operand: Operand, is_kept: &dyn Fn(&Label) -> bool) -> Result<Operand, Fault> {
-    let axes: Vec<usize> = (0..operand.labels.len())
-        .filter(|&axis| !is_kept(&operand.labels[axis]))
-        .collect();
+    let axes: Vec<usize> = (0..operand.labels.len()).filter(|&axis| !is_kept(&operand.labels[axis])).collect();
     if axes.is_empty() {
         return Ok(operand);
     }
     let value = cx.reduce(ReduceFn::Sum, operand.value, axes, false)?;
-    Ok(Operand {
-        value,
-        labels: operand.labels.into_iter().filter(|label| is_kept(label)).collect(),
-    })
+    Ok(Operand { value, labels: operand.labels.into_iter().filter(|label| is_kept(label)).collect() })
 }
 
 /// [batch.., first, second] with the labels of `first` and of `second` each in one axis.
@@ -293,15 +233,9 @@ fn matrix(
 
 /// Axes in the order of `labels`, with size 1 for those that the operand lacks.
 fn spread(cx: &mut NodeCx<'_, '_>, operand: &Operand, labels: &[Label]) -> Result<ValueId, Fault> {
-    let own: Vec<Label> = labels
-        .iter()
-        .copied()
-        .filter(|label| operand.labels.contains(label))
-        .collect();
+    let own: Vec<Label> = labels.iter().copied().filter(|label| operand.labels.contains(label)).collect();
     let value = arrange(cx, operand, &own)?;
-    let lacking: Vec<usize> = (0..labels.len())
-        .filter(|&axis| !operand.labels.contains(&labels[axis]))
-        .collect();
+    let lacking: Vec<usize> = (0..labels.len()).filter(|&axis| !operand.labels.contains(&labels[axis])).collect();
     cx.unsqueeze(value, &lacking)
 }
 

@@ -37,13 +37,7 @@ pub(super) fn matmul_nbits(cx: &mut NodeCx<'_, '_>) -> Result<Vec<ValueId>, Faul
     let scales = cx.cast(scales, dtype)?;
     let scales = cx.reshape(scales, vec![Dim::from(blocks.columns), Dim::from(blocks.count())])?;
     let weights = dequantize(cx, weights, scales, &blocks)?;
-    let mut y = cx.add(
-        Matmul {
-            transpose_a: false,
-            transpose_b: true,
-        },
-        &[a, weights],
-    )?;
+    let mut y = cx.add(Matmul { transpose_a: false, transpose_b: true }, &[a, weights])?;
     if let Some(bias) = cx.optional(5) {
         y = cx.binary(BinaryFn::Add, y, bias)?;
     }
@@ -64,33 +58,20 @@ fn read_blocks(cx: &NodeCx<'_, '_>) -> Result<Blocks, Fault> {
         4 => DType::U4,
         8 => DType::U8,
         _ => {
-            return Err(Fault::Unsupported(format!(
-                "{bits}-bit weights are not covered; 2, 4 and 8 are"
-            )));
+            return Err(Fault::Unsupported(format!("{bits}-bit weights are not covered; 2, 4 and 8 are")));
         }
     };
-    Ok(Blocks {
-        columns: size("N", 0)?,
-        depth: size("K", 0)?,
-        block: size("block_size", 32)?,
-        dtype,
-    })
+    Ok(Blocks { columns: size("N", 0)?, depth: size("K", 0)?, block: size("block_size", 32)?, dtype })
 }
 
 /// `g_idx` names the block of every row; only the order that it has without `g_idx` is covered.
 fn check_groups(cx: &NodeCx<'_, '_>, blocks: &Blocks) -> Result<(), Fault> {
     let Some(groups) = cx.optional(4) else { return Ok(()) };
     let groups = cx.require_ints(groups, "the block of each row (g_idx)")?;
-    if groups
-        .iter()
-        .enumerate()
-        .all(|(row, &group)| group == (row / blocks.block) as i64)
-    {
+    if groups.iter().enumerate().all(|(row, &group)| group == (row / blocks.block) as i64) {
         return Ok(());
     }
-    Err(Fault::Unsupported(
-        "rows are not in the order of their blocks (g_idx): export without act-order".to_string(),
-    ))
+    Err(Fault::Unsupported("rows are not in the order of their blocks (g_idx): export without act-order".to_string()))
 }
 
 /// Weights [N, K], one element a byte.
@@ -98,10 +79,7 @@ fn unpack_weights(cx: &mut NodeCx<'_, '_>, packed: ValueId, blocks: &Blocks) -> 
     let packed = cx.require_constant(packed, "packed weights")?;
     let padded = blocks.count() * blocks.block;
     let rows = unpack(packed.as_bytes(), blocks.columns, padded, blocks.dtype)?;
-    let kept: Vec<u8> = rows
-        .chunks(padded)
-        .flat_map(|row| row[..blocks.depth].iter().copied())
-        .collect();
+    let kept: Vec<u8> = rows.chunks(padded).flat_map(|row| row[..blocks.depth].iter().copied()).collect();
     constant(cx, blocks.dtype, vec![blocks.columns, blocks.depth], kept)
 }
 
@@ -119,20 +97,13 @@ fn unpack(bytes: &[u8], rows: usize, length: usize, dtype: DType) -> Result<Vec<
     }
     let mask = u8::MAX >> (8 - bits);
     let element = |row: &[u8], position: usize| (row[position / per_byte] >> (bits * (position % per_byte))) & mask;
-    Ok(bytes
-        .chunks(row_bytes)
-        .flat_map(|row| (0..length).map(move |position| element(row, position)))
-        .collect())
+    Ok(bytes.chunks(row_bytes).flat_map(|row| (0..length).map(move |position| element(row, position))).collect())
 }
 
 /// (weights - zero point) * scale, a block at a time.
 fn dequantize(cx: &mut NodeCx<'_, '_>, weights: ValueId, scales: ValueId, blocks: &Blocks) -> Result<ValueId, Fault> {
     let shape = vec![blocks.columns, blocks.count()];
-    let op = Dequantize {
-        to: cx.dtype(scales),
-        axis: 1,
-        block: blocks.block,
-    };
+    let op = Dequantize { to: cx.dtype(scales), axis: 1, block: blocks.block };
     let zeros = match cx.optional(3) {
         None => {
             let middle = 1u8 << (blocks.dtype.bits() - 1);
@@ -166,11 +137,7 @@ fn dequantize_with_float_zeros(
     let offsets = cx.broadcast(offsets, vec![columns.clone(), count, Dim::from(blocks.block)])?;
     let offsets = cx.reshape(offsets, vec![columns, Dim::from(blocks.count() * blocks.block)])?;
     let offsets = cx.slice_axis(offsets, 1, Dim::ZERO, Dim::from(blocks.depth))?;
-    let op = Dequantize {
-        to: cx.dtype(scales),
-        axis: 1,
-        block: blocks.block,
-    };
+    let op = Dequantize { to: cx.dtype(scales), axis: 1, block: blocks.block };
     let scaled = cx.add(op, &[weights, scales])?;
     cx.binary(BinaryFn::Sub, scaled, offsets)
 }

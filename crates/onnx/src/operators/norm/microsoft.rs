@@ -17,11 +17,7 @@ pub(super) fn simplified_layer_normalization(cx: &mut NodeCx<'_, '_>) -> Outputs
     let epsilon = cx.float("epsilon", EPSILON)?;
     read_stash_type(cx)?;
     let y = add_rms_norm(cx, x, scale, axis, epsilon)?;
-    let inverse = if cx.is_wanted(1) {
-        rms_inverse(cx, x, axis, epsilon)?
-    } else {
-        y
-    };
+    let inverse = if cx.is_wanted(1) { rms_inverse(cx, x, axis, epsilon)? } else { y };
     Ok(vec![y, inverse])
 }
 
@@ -44,15 +40,9 @@ pub(super) fn skip_simplified_layer_normalization(cx: &mut NodeCx<'_, '_>) -> Ou
     let axis = last_axis(cx, sum)?;
     let y = add_rms_norm(cx, sum, gamma, axis, epsilon)?;
     if cx.is_wanted(1) {
-        return Err(Fault::Unsupported(
-            "the output 'mean' has no meaning without a mean".to_string(),
-        ));
+        return Err(Fault::Unsupported("the output 'mean' has no meaning without a mean".to_string()));
     }
-    let inverse = if cx.is_wanted(2) {
-        rms_inverse(cx, sum, axis, epsilon)?
-    } else {
-        y
-    };
+    let inverse = if cx.is_wanted(2) { rms_inverse(cx, sum, axis, epsilon)? } else { y };
     Ok(vec![y, y, inverse, sum])
 }
 
@@ -97,10 +87,7 @@ pub(super) fn embed_layer_normalization(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let (ids, words, positions) = (cx.input(0)?, cx.input(2)?, cx.input(3)?);
     let (gamma, beta) = (cx.input(5)?, cx.optional(6));
     let [batch, length] = &cx.dims(ids)[..] else {
-        return Err(Fault::Invalid(format!(
-            "input_ids has rank {}; 2 was expected",
-            cx.rank(ids)
-        )));
+        return Err(Fault::Invalid(format!("input_ids has rank {}; 2 was expected", cx.rank(ids))));
     };
     let mut sum = cx.gather(words, ids, 0)?;
     let places = match cx.optional(8) {
@@ -131,9 +118,7 @@ pub(super) fn group_norm(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let channels_last = cx.flag("channels_last", true)?;
     let rank = cx.rank(x);
     if rank < 3 {
-        return Err(Fault::Invalid(format!(
-            "the input has rank {rank}; 3 or more was expected"
-        )));
+        return Err(Fault::Invalid(format!("the input has rank {rank}; 3 or more was expected")));
     }
     let first: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
     let last: Vec<usize> = [0].into_iter().chain(2..rank).chain([1]).collect();

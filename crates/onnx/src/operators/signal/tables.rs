@@ -14,30 +14,17 @@ pub(super) struct Transform {
 
 impl Transform {
     pub fn new(length: usize, components: usize, is_inverse: bool, is_onesided: bool) -> Transform {
-        Transform {
-            length,
-            components,
-            is_inverse,
-            is_onesided,
-        }
+        Transform { length, components, is_inverse, is_onesided }
     }
 
     /// Input numbers that matter: the inverse of a one-sided spectrum takes only its half.
     pub fn inputs(&self) -> usize {
-        if self.is_inverse && self.is_onesided {
-            self.length / 2 + 1
-        } else {
-            self.length
-        }
+        if self.is_inverse && self.is_onesided { self.length / 2 + 1 } else { self.length }
     }
 
     /// Output numbers.
     pub fn outputs(&self) -> usize {
-        if self.is_onesided && !self.is_inverse {
-            self.length / 2 + 1
-        } else {
-            self.length
-        }
+        if self.is_onesided && !self.is_inverse { self.length / 2 + 1 } else { self.length }
     }
 
     /// Complex numbers, except that a one-sided spectrum comes from a real signal.
@@ -56,11 +43,7 @@ impl Transform {
                     // The angle is reduced before it is rounded: products of large indices would lose digits.
                     let turn = (input as u128 * output as u128 % self.length as u128) as f64 / self.length as f64;
                     let (sine, cosine) = libm::sincos(2.0 * PI * turn);
-                    let (real, imaginary) = if component == 0 {
-                        (cosine, sign * sine)
-                    } else {
-                        (-sign * sine, cosine)
-                    };
+                    let (real, imaginary) = if component == 0 { (cosine, sign * sine) } else { (-sign * sine, cosine) };
                     table.push(weight * real);
                     if self.output_components() == 2 {
                         table.push(weight * imaginary);
@@ -77,11 +60,7 @@ impl Transform {
         }
         // A one-sided spectrum lacks the mirror image of all but its first and, for even lengths, its last number.
         let is_mirrored = self.is_onesided && input != 0 && 2 * input != self.length;
-        if is_mirrored {
-            2.0 / self.length as f64
-        } else {
-            1.0 / self.length as f64
-        }
+        if is_mirrored { 2.0 / self.length as f64 } else { 1.0 / self.length as f64 }
     }
 }
 
@@ -102,11 +81,7 @@ impl Window {
             Window::Hamming => [25.0 / 46.0, -21.0 / 46.0, 0.0],
             Window::Blackman => [0.42, -0.5, 0.08],
         };
-        let period = if is_periodic {
-            size
-        } else {
-            size.saturating_sub(1).max(1)
-        };
+        let period = if is_periodic { size } else { size.saturating_sub(1).max(1) };
         (0..size)
             .map(|position| {
                 let angle = 2.0 * PI * position as f64 / period as f64;

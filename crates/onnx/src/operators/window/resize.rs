@@ -16,10 +16,8 @@ struct Target {
 
 /// Upsample 7: scales are an attribute.
 pub(super) fn upsample_7(cx: &mut NodeCx<'_, '_>) -> Outputs {
-    let scales = cx
-        .attributes()
-        .floats("scales")?
-        .ok_or_else(|| Fault::Invalid("attribute 'scales' is missing".to_string()))?;
+    let scales =
+        cx.attributes().floats("scales")?.ok_or_else(|| Fault::Invalid("attribute 'scales' is missing".to_string()))?;
     add_plain(cx, scales)
 }
 
@@ -40,14 +38,8 @@ fn add_plain(cx: &mut NodeCx<'_, '_>, scales: Vec<f64>) -> Outputs {
     };
     let axes: Vec<usize> = (0..cx.rank(x)).collect();
     let mut y = x;
-    for (nearest, is_part) in [
-        (NearestFn::Floor, is_enlarging as fn(f64) -> bool),
-        (NearestFn::Ceil, is_reducing),
-    ] {
-        let part: Vec<f64> = scales
-            .iter()
-            .map(|&scale| if is_part(scale) { scale } else { 1.0 })
-            .collect();
+    for (nearest, is_part) in [(NearestFn::Floor, is_enlarging as fn(f64) -> bool), (NearestFn::Ceil, is_reducing)] {
+        let part: Vec<f64> = scales.iter().map(|&scale| if is_part(scale) { scale } else { 1.0 }).collect();
         let (target, op_scales) = match func {
             // Interpolation does not care: all axes at once.
             ResizeFn::Linear | ResizeFn::Cubic => (from_scales(cx, y, &axes, &scales)?, &scales),
@@ -96,20 +88,9 @@ pub(super) fn resize_11(cx: &mut NodeCx<'_, '_>) -> Outputs {
         "cubic" => ResizeFn::Cubic,
         other => return Err(Fault::Invalid(format!("attribute 'mode' cannot be '{other}'"))),
     };
-    let coordinates = read_function(
-        cx,
-        "coordinate_transformation_mode",
-        "half_pixel",
-        CoordinateFn::ALL,
-        CoordinateFn::name,
-    )?;
-    let nearest = read_function(
-        cx,
-        "nearest_mode",
-        "round_prefer_floor",
-        NearestFn::ALL,
-        NearestFn::name,
-    )?;
+    let coordinates =
+        read_function(cx, "coordinate_transformation_mode", "half_pixel", CoordinateFn::ALL, CoordinateFn::name)?;
+    let nearest = read_function(cx, "nearest_mode", "round_prefer_floor", NearestFn::ALL, NearestFn::name)?;
     let policy = cx.string("keep_aspect_ratio_policy", "stretch")?;
     let rank = cx.rank(x);
     let axes = match cx.ints("axes")? {
@@ -127,16 +108,10 @@ pub(super) fn resize_11(cx: &mut NodeCx<'_, '_>) -> Outputs {
             from_sizes(cx, x, &axes, &sizes, &policy)?
         }
         _ => {
-            return Err(Fault::Invalid(
-                "one of scales and sizes must be given, not both".to_string(),
-            ));
+            return Err(Fault::Invalid("one of scales and sizes must be given, not both".to_string()));
         }
     };
-    let roi = if coordinates == CoordinateFn::TfCrop {
-        read_roi(cx, &axes, rank)?
-    } else {
-        Vec::new()
-    };
+    let roi = if coordinates == CoordinateFn::TfCrop { read_roi(cx, &axes, rank)? } else { Vec::new() };
     let op = Resize {
         func,
         coordinates,
@@ -169,8 +144,7 @@ fn read_function<T: Copy>(
 
 /// An input that is present and has elements: opset 11 writes empty tensors for what is not given.
 fn given(cx: &NodeCx<'_, '_>, position: usize) -> Option<ValueId> {
-    cx.optional(position)
-        .filter(|&input| cx.ty(input).element_count() != Dim::ZERO)
+    cx.optional(position).filter(|&input| cx.ty(input).element_count() != Dim::ZERO)
 }
 
 fn from_scales(cx: &NodeCx<'_, '_>, x: ValueId, axes: &[usize], scales: &[f64]) -> Result<Target, Fault> {
@@ -178,9 +152,7 @@ fn from_scales(cx: &NodeCx<'_, '_>, x: ValueId, axes: &[usize], scales: &[f64]) 
     let mut target = unchanged(cx, x);
     for (&axis, &scale) in axes.iter().zip(scales) {
         if !(scale > 0.0 && scale.is_finite()) {
-            return Err(Fault::Invalid(format!(
-                "a scale is {scale}; a positive number was expected"
-            )));
+            return Err(Fault::Invalid(format!("a scale is {scale}; a positive number was expected")));
         }
         target.output[axis] = scaled(cx, &target.output[axis], scale)?;
         target.scales[axis] = scale;
@@ -203,8 +175,7 @@ fn scaled(cx: &NodeCx<'_, '_>, dim: &Dim, scale: f64) -> Result<Dim, Fault> {
             return Ok((dim * numerator as i64).floor_div(&Dim::from(denominator)));
         }
     }
-    cx.number(dim, &format!("a size to be scaled by {scale}"))
-        .map(Dim::from)
+    cx.number(dim, &format!("a size to be scaled by {scale}")).map(Dim::from)
 }
 
 fn from_sizes(cx: &NodeCx<'_, '_>, x: ValueId, axes: &[usize], sizes: &[Dim], policy: &str) -> Result<Target, Fault> {
@@ -225,9 +196,7 @@ fn from_sizes(cx: &NodeCx<'_, '_>, x: ValueId, axes: &[usize], sizes: &[Dim], po
         "not_larger" => scales.iter().copied().fold(f64::INFINITY, f64::min),
         "not_smaller" => scales.iter().copied().fold(0.0, f64::max),
         other => {
-            return Err(Fault::Invalid(format!(
-                "attribute 'keep_aspect_ratio_policy' cannot be '{other}'"
-            )));
+            return Err(Fault::Invalid(format!("attribute 'keep_aspect_ratio_policy' cannot be '{other}'")));
         }
     };
     for &axis in axes {
@@ -262,10 +231,7 @@ fn ratio(cx: &NodeCx<'_, '_>, to: &Dim, from: &Dim) -> Result<f64, Fault> {
 
 fn unchanged(cx: &NodeCx<'_, '_>, x: ValueId) -> Target {
     let output = cx.dims(x);
-    Target {
-        scales: vec![1.0; output.len()],
-        output,
-    }
+    Target { scales: vec![1.0; output.len()], output }
 }
 
 /// Starts then ends of all axes; an axis that is not resized is taken whole.
@@ -284,7 +250,5 @@ fn check_count(what: &str, found: usize, expected: usize) -> Result<(), Fault> {
     if found == expected {
         return Ok(());
     }
-    Err(Fault::Invalid(format!(
-        "{what} has {found} elements; {expected} were expected"
-    )))
+    Err(Fault::Invalid(format!("{what} has {found} elements; {expected} were expected")))
 }

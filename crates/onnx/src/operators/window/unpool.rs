@@ -12,9 +12,8 @@ use crate::operators::sliding::Sliding;
 pub(super) fn max_unpool(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let (x, indices) = (cx.input(0)?, cx.input(1)?);
     let spatial = spatial_dims(cx, x)?;
-    let window = cx
-        .sizes("kernel_shape")?
-        .ok_or_else(|| Fault::Invalid("attribute 'kernel_shape' is missing".to_string()))?;
+    let window =
+        cx.sizes("kernel_shape")?.ok_or_else(|| Fault::Invalid("attribute 'kernel_shape' is missing".to_string()))?;
     let sliding = Sliding::read_explicit(cx, spatial.len(), window)?;
     let mut shape = cx.dims(x)[..2].to_vec();
     for (axis, size) in spatial.iter().enumerate() {
@@ -25,13 +24,7 @@ pub(super) fn max_unpool(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let zeros = cx.broadcast(zero, vec![shape.iter().product()])?;
     let count: Dim = cx.dims(x).iter().product();
     let (flat_x, flat_indices) = (cx.reshape(x, vec![count.clone()])?, cx.reshape(indices, vec![count])?);
-    let filled = cx.add(
-        ScatterElements {
-            func: ScatterFn::Replace,
-            axis: 0,
-        },
-        &[zeros, flat_indices, flat_x],
-    )?;
+    let filled = cx.add(ScatterElements { func: ScatterFn::Replace, axis: 0 }, &[zeros, flat_indices, flat_x])?;
     let y = cx.reshape(filled, shape.clone())?;
     let Some(wanted) = cx.optional(2) else {
         return Ok(vec![y]);
@@ -60,10 +53,7 @@ pub(super) fn col2im(cx: &mut NodeCx<'_, '_>) -> Outputs {
         .collect::<Result<_, _>>()?;
     let sliding = Sliding::read(cx, &image, block.clone())?;
     let [batch, columns, _] = &cx.dims(x)[..] else {
-        return Err(Fault::Invalid(format!(
-            "the input has rank {}; 3 was expected",
-            cx.rank(x)
-        )));
+        return Err(Fault::Invalid(format!("the input has rank {}; 3 was expected", cx.rank(x))));
     };
     let places: usize = block.iter().product();
     let channels = columns.floor_div(&Dim::from(places));
@@ -84,21 +74,8 @@ pub(super) fn col2im(cx: &mut NodeCx<'_, '_>) -> Outputs {
         let rest = size + &sliding.pad_lo[axis] + &sliding.pad_hi[axis] - covered;
         output_pad.push(cx.number(&rest, "the part of an image that no block reaches")?);
     }
-    let Sliding {
-        stride,
-        pad_lo,
-        pad_hi,
-        dilation,
-        ..
-    } = sliding;
-    let op = ConvTranspose {
-        stride,
-        pad_lo,
-        pad_hi,
-        output_pad,
-        dilation,
-        groups: 1,
-    };
+    let Sliding { stride, pad_lo, pad_hi, dilation, .. } = sliding;
+    let op = ConvTranspose { stride, pad_lo, pad_hi, output_pad, dilation, groups: 1 };
     let y = cx.add(op, &[blocks, filter])?;
     let mut shape = vec![batch.clone(), channels];
     shape.extend(image);
@@ -112,10 +89,7 @@ pub(super) fn affine_grid(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let size = cx.require_dims(cx.input(1)?, "size")?;
     let rank = size.len().saturating_sub(2);
     if !(2..=3).contains(&rank) {
-        return Err(Fault::Invalid(format!(
-            "size has {} elements; 4 or 5 were expected",
-            size.len()
-        )));
+        return Err(Fault::Invalid(format!("size has {} elements; 4 or 5 were expected", size.len())));
     }
     let spatial = &size[2..];
     let dtype = cx.dtype(theta);
@@ -150,15 +124,7 @@ fn add_places(cx: &mut NodeCx<'_, '_>, size: &Dim, align_corners: bool, dtype: D
     let count = cx.cast(count, dtype)?;
     // 2 i over n - 1, or 2 i + 1 over n.
     let start = Dim::from(if align_corners { 0 } else { 1 });
-    let steps = cx.add(
-        Iota {
-            to: DType::I64,
-            start,
-            step: Dim::from(2),
-            length: size.clone(),
-        },
-        &[],
-    )?;
+    let steps = cx.add(Iota { to: DType::I64, start, step: Dim::from(2), length: size.clone() }, &[])?;
     let steps = cx.cast(steps, dtype)?;
     let fractions = cx.binary(BinaryFn::Div, steps, count)?;
     cx.binary_scalar(BinaryFn::Sub, fractions, 1.0)
