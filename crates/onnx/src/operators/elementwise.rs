@@ -86,6 +86,7 @@ pub const IMPORTS: &[Import] = &[
     Import::microsoft("Gelu", 1, |cx| unary(cx, UnaryFn::GeluErf)),
     Import::microsoft("FastGelu", 1, |cx| biased_gelu(cx, UnaryFn::GeluTanh)),
     Import::microsoft("BiasGelu", 1, |cx| biased_gelu(cx, UnaryFn::GeluErf)),
+    Import::microsoft("BiasSplitGelu", 1, bias_split_gelu),
     Import::microsoft("QuickGelu", 1, |cx| unary_alpha(cx, UnaryFn::QuickGelu, f64::from(1.702f32))),
 ];
 
@@ -155,6 +156,21 @@ fn swiglu(cx: &mut NodeCx<'_, '_>) -> Values {
     let gate = swish(cx)?;
     let linear = cx.input(1)?;
     one(cx.binary(BinaryFn::Mul, gate, linear))
+}
+
+/// x + bias, cut in half along the last axis: the first half times the gelu of the second.
+fn bias_split_gelu(cx: &mut NodeCx<'_, '_>) -> Values {
+    let (x, bias) = (cx.input(0)?, cx.input(1)?);
+    let sum = cx.binary(BinaryFn::Add, x, bias)?;
+    let dims = cx.dims(sum);
+    let Some(last) = dims.len().checked_sub(1) else {
+        return Err(Fault::Invalid("x is a scalar; an axis to cut in half was expected".to_string()));
+    };
+    let half = cx.number(&dims[last], "the last axis")? / 2;
+    let linear = cx.slice_axis(sum, last, Dim::from(0), Dim::from(half))?;
+    let gate = cx.slice_axis(sum, last, Dim::from(half), Dim::from(half))?;
+    let gate = cx.unary(UnaryFn::GeluErf, gate)?;
+    one(cx.binary(BinaryFn::Mul, linear, gate))
 }
 
 fn biased_gelu(cx: &mut NodeCx<'_, '_>, func: UnaryFn) -> Values {
