@@ -36,27 +36,9 @@ pub fn read_output(folder: &Path, index: usize) -> Result<Tensor> {
     npy::read(&folder.join(format!("output_{index}.npy")))
 }
 
-/// How far onnxruntime may rewrite a graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    /// As far as it can.
-    Optimised,
-    /// Not at all.
-    AsWritten,
-}
-
-impl Level {
-    fn name(self) -> &'static str {
-        match self {
-            Level::Optimised => "optimised",
-            Level::AsWritten => "as-written",
-        }
-    }
-}
-
 /// Runs a model on the inputs of every folder.
-pub fn run(model: &Path, threads: usize, level: Level, folders: &[PathBuf]) -> Result<()> {
-    venv::call(command("run", model, threads, level)?.args(folders))
+pub fn run(model: &Path, threads: usize, folders: &[PathBuf]) -> Result<()> {
+    venv::call(command("run", model, threads)?.args(folders))
 }
 
 /// A process that measures a model on the inputs of a folder.
@@ -65,7 +47,7 @@ pub struct Measurer(Worker);
 impl Measurer {
     /// Starts the process.
     pub fn start(model: &Path, threads: usize, folder: &Path) -> Result<Measurer> {
-        Ok(Measurer(Worker::start(command("measure", model, threads, Level::Optimised)?.arg(folder))?))
+        Ok(Measurer(Worker::start(command("measure", model, threads)?.arg(folder))?))
     }
 
     /// Median milliseconds of a run, measured for some seconds.
@@ -75,11 +57,11 @@ impl Measurer {
     }
 }
 
-fn command(mode: &str, model: &Path, threads: usize, level: Level) -> Result<Command> {
+fn command(mode: &str, model: &Path, threads: usize) -> Result<Command> {
     let script = paths::cache().join("ort_run.py");
     let python = venv::python()?;
     fs::write(&script, SCRIPT)?;
     let mut command = Command::new(python);
-    command.arg(script).arg(mode).arg(model).arg(threads.to_string()).arg(level.name());
+    command.arg(script).arg(mode).arg(model).arg(threads.to_string());
     Ok(command)
 }

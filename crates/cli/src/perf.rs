@@ -31,19 +31,17 @@ pub fn perf(args: &PerfArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure
         let begun = if rows.is_empty() { cx.started } else { Instant::now() };
         rows.push(measure(&subject, args, &input_args, begun, &message, cx)?);
     }
-    let options = options(shared);
+    let (threads, isa) = (options(shared).threads, subject.isa(shared));
     let mut text = format!(
-        "model    {} · cpu · {} · {} threads · first result after {:.1} ms\n",
+        "model    {} · cpu · {isa} · {threads} threads · first result after {:.1} ms\n",
         args.file.display(),
-        options.isa.name(),
-        options.threads,
         rows.first().map_or(0.0, |row| row.first_ms)
     );
     text.push_str(&rows_text(&rows, &args.batches));
     let mut json = rows.first().map_or(json!({}), Row::json);
     json["model"] = json!(args.file.display().to_string());
-    json["threads"] = json!(options.threads);
-    json["isa"] = json!(options.isa.name());
+    json["threads"] = json!(threads);
+    json["isa"] = json!(isa);
     json["device"] = json!("cpu");
     if !args.batches.is_empty() {
         let with_batch = |(row, batch): (&Row, &usize)| {

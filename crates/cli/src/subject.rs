@@ -24,6 +24,18 @@ impl Subject {
         Ok(Subject::Model(Box::new(open_runner(path, shared)?)))
     }
 
+    /// The instruction set it runs on: a Program's own, or the flags' for a model.
+    pub fn isa(&self, shared: &Shared) -> String {
+        match self {
+            Subject::Model(_) => options(shared).isa.name().to_string(),
+            Subject::Program(program) => {
+                let target = &program.program().target;
+                let features = target.split_once(':').and_then(|(_, features)| features.split(' ').next());
+                features.unwrap_or(target).to_string()
+            }
+        }
+    }
+
     /// Inputs that a request must give.
     pub fn inputs(&self) -> Result<Vec<InputInfo>, Failure> {
         match self {

@@ -4,78 +4,32 @@
 //! For each image and group, the product Wᵀ·x gives what each tap contributes at each input pixel; then each output
 //! channel collects its contributions.
 
+use crate::conv::ConvShape;
 use crate::epilogue::{Activation, Bias};
 use crate::gemm_drive::{DriveEpilogue, DriveShape, Item, SourceB, drive, drive_scratch_len};
 use crate::gemm_pack::{MatrixA, MatrixB};
 use crate::isa::{Exec, Isa};
 
-/// The sizes of a transposed convolution. Output padding only enlarges `out_height` and `out_width`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub struct ConvTransposeShape {
-    /// Images.
-    pub batch: usize,
-    /// Channels of the input, all groups together.
-    pub in_channels: usize,
-    /// Rows of the input.
-    pub in_height: usize,
-    /// Columns of the input.
-    pub in_width: usize,
-    /// Channels of the output, all groups together.
-    pub out_channels: usize,
-    /// Rows of the output.
-    pub out_height: usize,
-    /// Columns of the output.
-    pub out_width: usize,
-    /// Rows of the filter.
-    pub filter_height: usize,
-    /// Columns of the filter.
-    pub filter_width: usize,
-    /// Output rows and columns from one input pixel to the next.
-    pub stride: [usize; 2],
-    /// Output rows cut off at the top.
-    pub pad_top: usize,
-    /// Output columns cut off at the left.
-    pub pad_left: usize,
-    /// From one tap of the filter to the next, down and across.
-    pub dilation: [usize; 2],
-    /// Groups of channels that do not mix; divides both channel counts.
-    pub groups: usize,
+/// The product of one image and group: a row for each output channel and tap, a column for each input pixel.
+fn product_shape(shape: &ConvShape) -> DriveShape {
+    let m = shape.out_channels / shape.groups * shape.taps();
+    DriveShape { items: 1, m, n: shape.in_area(), k: shape.channels_per_group(), c_stride: shape.in_area() }
 }
 
-impl ConvTransposeShape {
-    fn in_area(&self) -> usize {
-        self.in_height * self.in_width
-    }
-
-    fn out_area(&self) -> usize {
-        self.out_height * self.out_width
-    }
-
-    fn taps(&self) -> usize {
-        self.filter_height * self.filter_width
-    }
-
-    /// The product of one image and group: a row for each output channel and tap, a column for each input pixel.
-    fn drive_shape(&self) -> DriveShape {
-        let m = self.out_channels / self.groups * self.taps();
-        DriveShape { items: 1, m, n: self.in_area(), k: self.in_channels / self.groups, c_stride: self.in_area() }
-    }
-
-    fn contributions_len(&self) -> usize {
-        (self.out_channels / self.groups * self.taps() * self.in_area()).next_multiple_of(16)
-    }
+fn contributions_len(shape: &ConvShape) -> usize {
+    (shape.out_channels / shape.groups * shape.taps() * shape.in_area()).next_multiple_of(16)
 }
 
 /// Elements of scratch that `conv_transpose` needs with a pool of this many threads.
-pub fn conv_transpose_scratch_len(isa: Isa, threads: usize, shape: &ConvTransposeShape) -> usize {
-    shape.contributions_len() + drive_scratch_len(isa, threads, &shape.drive_shape(), true, true)
+pub fn conv_transpose_scratch_len(isa: Isa, threads: usize, shape: &ConvShape) -> usize {
+    contributions_len(shape) + drive_scratch_len(isa, threads, &product_shape(shape), true, true)
 }
 
 /// y = bias + the transposed convolution of x with weights [in, out / groups, height, width]. Panics when a slice is
 /// too short.
 pub fn conv_transpose(
     exec: Exec,
-    shape: &ConvTransposeShape,
+    shape: &ConvShape,
     x: &[f32],
     weights: &[f32],
     bias: Option<&[f32]>,
@@ -83,14 +37,14 @@ pub fn conv_transpose(
     y: &mut [f32],
 ) {
     assert!(shape.groups > 0 && shape.stride[0] > 0 && shape.stride[1] > 0, "{shape:?}");
-    let drive_shape = shape.drive_shape();
+    let drive_shape = product_shape(shape);
     let DriveShape { m, n, k, .. } = drive_shape;
     let (out_area, per_group) = (shape.out_area(), shape.out_channels / shape.groups);
     assert!(y.len() >= shape.batch * shape.out_channels * out_area, "y of {} for {shape:?}", y.len());
     if per_group * out_area == 0 {
         return;
     }
-    let (contributions, scratch) = scratch.split_at_mut(shape.contributions_len());
+    let (contributions, scratch) = scratch.split_at_mut(contributions_len(shape));
     let plain = DriveEpilogue { scale: 1.0, residual: None, activation: Activation::None };
     for index in 0..shape.batch * shape.groups {
         let group = index % shape.groups;
@@ -112,7 +66,7 @@ pub fn conv_transpose(
 }
 
 /// Adds the contributions of every tap and input pixel to one output channel.
-fn collect(shape: &ConvTransposeShape, contributions: &[f32], target: &mut [f32]) {
+fn collect(shape: &ConvShape, contributions: &[f32], target: &mut [f32]) {
     for tap in 0..shape.taps() {
         let (tap_row, tap_column) = (tap / shape.filter_width, tap % shape.filter_width);
         let offset = tap_column * shape.dilation[1];
@@ -155,7 +109,7 @@ mod tests {
     use crate::test_data::Lcg;
 
     /// (sum, sum of squares) of the terms of each output.
-    fn reference(shape: &ConvTransposeShape, x: &[f32], weights: &[f32], bias: &[f32]) -> Vec<(f64, f64)> {
+    fn reference(shape: &ConvShape, x: &[f32], weights: &[f32], bias: &[f32]) -> Vec<(f64, f64)> {
         let (in_group, out_group) = (shape.in_channels / shape.groups, shape.out_channels / shape.groups);
         let mut sums: Vec<(f64, f64)> = (0..shape.batch * shape.out_channels * shape.out_area())
             .map(|index| f64::from(bias[index / shape.out_area() % shape.out_channels]))
@@ -189,7 +143,7 @@ mod tests {
 
     #[test]
     fn transposed_convolutions_match_plain_loops() {
-        let plain = ConvTransposeShape {
+        let plain = ConvShape {
             batch: 1,
             in_channels: 3,
             in_height: 5,
@@ -205,19 +159,19 @@ mod tests {
             dilation: [1, 1],
             groups: 1,
         };
-        let two = ConvTransposeShape { stride: [2, 2], out_height: 11, out_width: 13, ..plain };
+        let two = ConvShape { stride: [2, 2], out_height: 11, out_width: 13, ..plain };
         let shapes = [
             plain,
             two,
-            ConvTransposeShape { batch: 2, pad_top: 1, pad_left: 1, out_height: 10, out_width: 12, ..two },
-            ConvTransposeShape { in_channels: 4, groups: 2, filter_width: 2, out_width: 12, ..two },
-            ConvTransposeShape { dilation: [2, 3], out_height: 9, out_width: 12, ..plain },
-            ConvTransposeShape { stride: [3, 4], pad_left: 2, out_height: 20, out_width: 30, ..plain },
-            ConvTransposeShape { pad_top: 9, pad_left: 9, out_height: 2, out_width: 2, ..plain },
-            ConvTransposeShape { batch: 0, ..plain },
-            ConvTransposeShape { in_channels: 0, ..plain },
-            ConvTransposeShape { in_height: 0, ..plain },
-            ConvTransposeShape { out_height: 0, ..plain },
+            ConvShape { batch: 2, pad_top: 1, pad_left: 1, out_height: 10, out_width: 12, ..two },
+            ConvShape { in_channels: 4, groups: 2, filter_width: 2, out_width: 12, ..two },
+            ConvShape { dilation: [2, 3], out_height: 9, out_width: 12, ..plain },
+            ConvShape { stride: [3, 4], pad_left: 2, out_height: 20, out_width: 30, ..plain },
+            ConvShape { pad_top: 9, pad_left: 9, out_height: 2, out_width: 2, ..plain },
+            ConvShape { batch: 0, ..plain },
+            ConvShape { in_channels: 0, ..plain },
+            ConvShape { in_height: 0, ..plain },
+            ConvShape { out_height: 0, ..plain },
         ];
         for shape in shapes {
             let mut lcg = Lcg::new(shape.out_width as u64);
@@ -241,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_missing_bias_is_zero() {
-        let shape = ConvTransposeShape {
+        let shape = ConvShape {
             batch: 1,
             in_channels: 1,
             in_height: 1,

@@ -219,14 +219,8 @@ pub fn sigmoid<F: MulAdd>(x: f32) -> f32 {
 /// `x · sigmoid(x)`.
 #[inline(always)]
 pub fn silu<F: MulAdd>(x: f32) -> f32 {
-    // x · 0 is NaN at -∞, where the limit is -0; a float that large has sigmoid 0 anyway.
-    clamp_low(x) * sigmoid::<F>(x)
-}
-
-/// `x`, but no less than the lowest finite float; NaN stays.
-#[inline(always)]
-fn clamp_low(x: f32) -> f32 {
-    if x < f32::MIN { f32::MIN } else { x }
+    // NaN at -∞, as the product that it replaces; likewise the other functions that begin with x.
+    x * sigmoid::<F>(x)
 }
 
 /// The error function.
@@ -272,7 +266,7 @@ pub fn gelu<F: MulAdd>(x: f32) -> f32 {
     let p = F::mul_add(p, s, 1.396_197_4e-1);
     let tail = p * s * exp::<F>(-0.5 * a * a);
     let phi = if x < 0.0 { tail } else { 1.0 - tail };
-    clamp_low(x) * phi
+    x * phi
 }
 
 /// The GELU approximation with tanh.
@@ -280,13 +274,13 @@ pub fn gelu<F: MulAdd>(x: f32) -> f32 {
 pub fn gelu_tanh<F: MulAdd>(x: f32) -> f32 {
     // (1 + tanh u) / 2 = sigmoid(2u), which does not cancel on the negative side.
     let u = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::SQRT_2 * x * F::mul_add(0.044_715 * x, x, 1.0);
-    clamp_low(x) * sigmoid::<F>(u)
+    x * sigmoid::<F>(u)
 }
 
 /// `x · sigmoid(alpha · x)`.
 #[inline(always)]
 pub fn quick_gelu<F: MulAdd>(x: f32, alpha: f32) -> f32 {
-    clamp_low(x) * sigmoid::<F>(alpha * x)
+    x * sigmoid::<F>(alpha * x)
 }
 
 /// `log(1 + e^x)`.
@@ -302,7 +296,7 @@ pub fn mish<F: MulAdd>(x: f32) -> f32 {
     // tanh(log(1 + e)) = e (e + 2) / (e (e + 2) + 2); beyond 20 that is 1.
     let e = exp::<F>(clamp(x, EXP_MIN, 20.0));
     let n = e * (e + 2.0);
-    clamp_low(x) * (n / (n + 2.0))
+    x * (n / (n + 2.0))
 }
 
 /// `alpha (e^x - 1)` below zero, `x` above.
@@ -321,7 +315,7 @@ pub fn hard_sigmoid<F: MulAdd>(x: f32, alpha: f32, beta: f32) -> f32 {
 /// `x · clamp(x / 6 + 1/2, 0, 1)`.
 #[inline(always)]
 pub fn hard_swish<F: MulAdd>(x: f32) -> f32 {
-    clamp_low(x) * hard_sigmoid::<F>(x, 1.0 / 6.0, 0.5)
+    x * hard_sigmoid::<F>(x, 1.0 / 6.0, 0.5)
 }
 
 /// Applies an activation to every element of a row.

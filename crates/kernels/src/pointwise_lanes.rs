@@ -280,7 +280,9 @@ macro_rules! integer_lanes {
                         if (y as u64) < u64::from($type::BITS) { x.wrapping_shl(y as u32) } else { 0 }
                     }),
                     BinaryKernel::Shr => zip(a, b, dst, |x, y| {
-                        if (y as u64) < u64::from($type::BITS) { x.wrapping_shr(y as u32) } else { 0 }
+                        #[allow(unused_comparisons, reason = "unsigned types are among the lanes")]
+                        let sign = if x < 0 { !0 } else { 0 };
+                        if (y as u64) < u64::from($type::BITS) { x.wrapping_shr(y as u32) } else { sign }
                     }),
                     BinaryKernel::Prelu | BinaryKernel::And | BinaryKernel::Or | BinaryKernel::Xor => {
                         unreachable!("{CHECKED}")

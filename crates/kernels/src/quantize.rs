@@ -94,7 +94,7 @@ pub fn dequantize_i8(exec: &Exec, shape: QuantizeShape, src: &[i8], scales: &[f3
     });
 }
 
-/// i32 to floats: `(x - zero) · scale`, the difference wrapping.
+/// i32 to floats: `(x - zero) · scale`.
 pub fn dequantize_i32(exec: &Exec, shape: QuantizeShape, src: &[i32], scales: &[f32], zeros: &[i32], dst: &mut [f32]) {
     shape.check(src.len(), dst.len(), scales.len(), zeros.len());
     for_each_slice(exec, shape, dst, |parameter, start, dst| {
@@ -205,8 +205,15 @@ multiversion! {
     }
 
     fn dequantize_slice_i32<F: MulAdd>(src: &[i32], scale: f32, zero: i32, dst: &mut [f32]) {
+        if zero == 0 {
+            for (y, &x) in dst.iter_mut().zip(src) {
+                *y = x as f32 * scale;
+            }
+            return;
+        }
+        // The difference of two i32 needs 33 bits.
         for (y, &x) in dst.iter_mut().zip(src) {
-            *y = x.wrapping_sub(zero) as f32 * scale;
+            *y = (i64::from(x) - i64::from(zero)) as f32 * scale;
         }
     }
 
@@ -227,13 +234,13 @@ multiversion! {
     }
 }
 
-/// The nearest integer; exact for what fits 8 bits, and anything beyond saturates anyway. Faster than
+/// The nearest integer, 0 for NaN; exact for what fits 8 bits, and anything beyond saturates anyway. Faster than
 /// `round_ties_even` where that is a call.
 #[inline(always)]
 fn round_half_even(x: f32) -> f32 {
     /// 1.5 · 2^23.
     const MAGIC: f32 = 12_582_912.0;
-    let x = math::clamp(x, -1e6, 1e6);
+    let x = math::clamp(if x.is_nan() { 0.0 } else { x }, -1e6, 1e6);
     (x + MAGIC) - MAGIC
 }
 

@@ -156,7 +156,7 @@ pub fn reduce_all(exec: &Exec, outer: usize, axis: usize, inner: usize, src: &[u
     reduce_truth(exec, outer, axis, inner, src, dst, 1, |all, x| all & u8::from(x != 0));
 }
 
-/// The index along the axis of the largest or smallest float; 0 for an empty axis.
+/// The index along the axis of the largest or smallest float; 0 for an empty axis. NaN is the largest and equals itself.
 pub fn arg_reduce_f32(
     exec: &Exec,
     kernel: ArgKernel,
@@ -167,7 +167,12 @@ pub fn arg_reduce_f32(
     src: &[f32],
     dst: &mut [i64],
 ) {
-    arg_reduce(exec, kernel, tie, outer, axis, inner, src, dst);
+    arg_reduce(exec, outer, axis, inner, src, dst, |x, best| match (kernel, tie) {
+        (ArgKernel::Max, Tie::First) => x > best || (x.is_nan() && !best.is_nan()),
+        (ArgKernel::Max, Tie::Last) => x >= best || x.is_nan(),
+        (ArgKernel::Min, Tie::First) => x < best || (best.is_nan() && !x.is_nan()),
+        (ArgKernel::Min, Tie::Last) => x <= best || best.is_nan(),
+    });
 }
 
 /// The index along the axis of the largest or smallest integer; 0 for an empty axis.
@@ -181,7 +186,12 @@ pub fn arg_reduce_i64(
     src: &[i64],
     dst: &mut [i64],
 ) {
-    arg_reduce(exec, kernel, tie, outer, axis, inner, src, dst);
+    arg_reduce(exec, outer, axis, inner, src, dst, |x, best| match (kernel, tie) {
+        (ArgKernel::Max, Tie::First) => x > best,
+        (ArgKernel::Max, Tie::Last) => x >= best,
+        (ArgKernel::Min, Tie::First) => x < best,
+        (ArgKernel::Min, Tie::Last) => x <= best,
+    });
 }
 
 /// Running sum or product of floats along the axis, carried in f64; `dst` has the shape of `src`.
@@ -341,18 +351,27 @@ fn fold_strip<T: Copy>(axis: usize, inner: usize, src: &[T], dst: &mut [T], star
     }
 }
 
-/// The integer reductions, once for each type. With `inner` 1, `dst` is one result a row.
+/// The integer reductions, once for each type and the type that holds its sums. With `inner` 1, `dst` is one result a row.
 macro_rules! integer_reductions {
-    ($($type:ident, $strip:ident;)*) => {$(
+    ($($type:ident, $wide:ident, $strip:ident;)*) => {$(
         multiversion! {
             fn $strip<F: MulAdd>(
                 kernel: IntReduceKernel, axis: usize, inner: usize, src: &[$type], dst: &mut [$type],
             ) {
-                if inner == 1 {
+                if kernel == IntReduceKernel::Mean {
+                    let count = axis.max(1) as $wide;
+                    let between = if inner == 1 { axis } else { 1 };
+                    for (index, y) in dst.iter_mut().enumerate() {
+                        // A wrapped sum has no mean.
+                        let sum: $wide = (0..axis).map(|a| $wide::from(src[index * between + a * inner])).sum();
+                        *y = (sum / count) as $type;
+                    }
+                } else if inner == 1 {
                     for (index, y) in dst.iter_mut().enumerate() {
                         let row = &src[index * axis..][..axis];
                         *y = match kernel {
-                            IntReduceKernel::Sum | IntReduceKernel::Mean => combine(row, 0, |a, b| a.wrapping_add(b)),
+                            IntReduceKernel::Mean => continue,
+                            IntReduceKernel::Sum => combine(row, 0, |a, b| a.wrapping_add(b)),
                             IntReduceKernel::Prod => combine(row, 1, |a, b| a.wrapping_mul(b)),
                             IntReduceKernel::Max => combine(row, $type::MIN, |a, b| a.max(b)),
                             IntReduceKernel::Min => combine(row, $type::MAX, |a, b| a.min(b)),
@@ -364,9 +383,8 @@ macro_rules! integer_reductions {
                     }
                 } else {
                     match kernel {
-                        IntReduceKernel::Sum | IntReduceKernel::Mean => {
-                            fold_strip(axis, inner, src, dst, 0, |a, b| a.wrapping_add(b));
-                        }
+                        IntReduceKernel::Mean => {}
+                        IntReduceKernel::Sum => fold_strip(axis, inner, src, dst, 0, |a, b| a.wrapping_add(b)),
                         IntReduceKernel::Prod => fold_strip(axis, inner, src, dst, 1, |a, b| a.wrapping_mul(b)),
                         IntReduceKernel::Max => fold_strip(axis, inner, src, dst, $type::MIN, |a, b| a.max(b)),
                         IntReduceKernel::Min => fold_strip(axis, inner, src, dst, $type::MAX, |a, b| a.min(b)),
@@ -378,18 +396,14 @@ macro_rules! integer_reductions {
                         }
                     }
                 }
-                if kernel == IntReduceKernel::Mean {
-                    let count = axis.max(1) as $type;
-                    dst.iter_mut().for_each(|y| *y = y.wrapping_div(count));
-                }
             }
         }
     )*};
 }
 
 integer_reductions! {
-    i32, reduce_strip_i32;
-    i64, reduce_strip_i64;
+    i32, i64, reduce_strip_i32;
+    i64, i128, reduce_strip_i64;
 }
 
 fn reduce_truth(
@@ -414,23 +428,17 @@ fn reduce_truth(
     });
 }
 
-fn arg_reduce<T: Copy + PartialOrd + Sync>(
+/// The index of the element that `wins(x, best)` against the best before it.
+fn arg_reduce<T: Copy + Sync>(
     exec: &Exec,
-    kernel: ArgKernel,
-    tie: Tie,
     outer: usize,
     axis: usize,
     inner: usize,
     src: &[T],
     dst: &mut [i64],
+    wins: impl Fn(T, T) -> bool + Sync,
 ) {
     assert_eq!(src.len(), outer * axis * inner, "elements of the source");
-    let wins = |x: T, best: T| match (kernel, tie) {
-        (ArgKernel::Max, Tie::First) => x > best,
-        (ArgKernel::Max, Tie::Last) => x >= best,
-        (ArgKernel::Min, Tie::First) => x < best,
-        (ArgKernel::Min, Tie::Last) => x <= best,
-    };
     for_each_strip(exec, outer, axis, inner, dst, |first, dst| {
         dst.fill(0);
         if axis == 0 {

@@ -19,7 +19,8 @@ fn main() -> Result<(), Error> {
         })
         .collect::<Result<Vec<_>, Error>>()?;
 
-    let folder = tempfile::tempdir().map_err(|source| Error::Io { action: "create", path: "a folder".into(), source })?;
+    let folder =
+        tempfile::tempdir().map_err(|source| Error::Io { action: "create", path: "a folder".into(), source })?;
     let path = folder.path().join("recsys190.program");
     let ready = runner.ready(&inputs)?.ok_or_else(|| Error::Request("the model is not one Program".into()))?;
     save_program(&path, ready.program(), runner.store())?;

@@ -33,8 +33,9 @@ fn batches_are_measured_one_after_another() {
 #[test]
 fn programs_and_models_in_parts_are_measured_too() {
     let bench = Bench::with_model("m.onnx", &models::affine());
-    bench.json("compile m.onnx -o p");
-    assert_eq!(bench.json(&format!("perf p {SHORT}"))["runs"], json!(7));
+    bench.json("compile m.onnx -o p --isa portable");
+    let json = bench.json(&format!("perf p {SHORT}"));
+    assert_eq!((&json["runs"], &json["isa"]), (&json!(7), &json!("portable")));
     assert_eq!(bench.run(&format!("perf p --batches 1,2 {SHORT}")).exit, 2);
     let bench = Bench::with_model("m.onnx", &models::positions());
     let json = bench.json(&format!("perf m.onnx {SHORT}"));

@@ -3,7 +3,7 @@
 use precast_ir::op::{Conv, ConvInt, ConvTranspose};
 use precast_kernels::conv::{self, ConvShape};
 use precast_kernels::conv_int::{self, ConvIntAxis, ConvIntShape};
-use precast_kernels::conv_transpose::{self, ConvTransposeShape};
+use precast_kernels::conv_transpose;
 use precast_kernels::epilogue::{self, Bias};
 use precast_kernels::gemm_int::ZeroPoints;
 use precast_tensor::{DType, Dim, Tensor};
@@ -25,35 +25,60 @@ fn numbers(dims: &[Dim]) -> Option<Vec<usize>> {
     dims.iter().map(Dim::as_usize).collect()
 }
 
+/// Sizes of a convolution in the plane: [height, width] each.
+struct Plane {
+    input: [usize; 2],
+    output: [usize; 2],
+    filter: [usize; 2],
+    stride: [usize; 2],
+    pad: [usize; 2],
+    dilation: [usize; 2],
+}
+
+impl Plane {
+    /// The sizes of a 1-D or 2-D convolution.
+    fn of(step: &StepNode, stride: &[usize], pad_lo: &[Dim], dilation: &[usize]) -> Option<Plane> {
+        Some(Plane {
+            input: plane(&step.shape(0)[2..], 1)?,
+            output: plane(&step.output_shape(0)[2..], 1)?,
+            filter: plane(&step.shape(1)[2..], 1)?,
+            stride: plane(stride, 1)?,
+            pad: plane(&numbers(pad_lo)?, 0)?,
+            dilation: plane(dilation, 1)?,
+        })
+    }
+
+    /// The sizes as the f32 kernels take them.
+    fn shape(&self, step: &StepNode, out_channels: usize, groups: usize) -> ConvShape {
+        let x = step.shape(0);
+        ConvShape {
+            batch: x[0],
+            in_channels: x[1],
+            in_height: self.input[0],
+            in_width: self.input[1],
+            out_channels,
+            out_height: self.output[0],
+            out_width: self.output[1],
+            filter_height: self.filter[0],
+            filter_width: self.filter[1],
+            stride: self.stride,
+            pad_top: self.pad[0],
+            pad_left: self.pad[1],
+            dilation: self.dilation,
+            groups,
+        }
+    }
+}
+
 /// The convolution as a plane, if it is 1-D or 2-D in f32 with a constant filter.
 fn conv_shape(step: &StepNode, op: &Conv) -> Option<ConvShape> {
-    let (x, filter, y) = (step.shape(0), step.shape(1), step.output_shape(0));
-    let (dtype_x, dtype_filter) = (step.dtype(0), step.dtype(1));
-    if dtype_x != DType::F32 || dtype_filter != DType::F32 || !step.is_constant(1) {
+    if step.dtype(0) != DType::F32 || step.dtype(1) != DType::F32 || !step.is_constant(1) {
         return None;
     }
-    let [in_height, in_width] = plane(&x[2..], 1)?;
-    let [out_height, out_width] = plane(&y[2..], 1)?;
-    let [filter_height, filter_width] = plane(&filter[2..], 1)?;
-    let [pad_top, pad_left] = plane(&numbers(&op.pad_lo)?, 0)?;
     // Padding at the end shows in the size of the result; a negative one would crop, which the kernel does not do.
     numbers(&op.pad_hi)?;
-    Some(ConvShape {
-        batch: x[0],
-        in_channels: x[1],
-        in_height,
-        in_width,
-        out_channels: filter[0],
-        out_height,
-        out_width,
-        filter_height,
-        filter_width,
-        stride: plane(&op.stride, 1)?,
-        pad_top,
-        pad_left,
-        dilation: plane(&op.dilation, 1)?,
-        groups: op.groups,
-    })
+    let plane = Plane::of(step, &op.stride, &op.pad_lo, &op.dilation)?;
+    Some(plane.shape(step, step.shape(1)[0], op.groups))
 }
 
 /// A convolution with its epilogue. The step's inputs are x, filter, then the bias if there is one.
@@ -153,23 +178,24 @@ pub fn lower_conv_int(step: &StepNode, op: &ConvInt, _machine: Machine) -> Resul
 }
 
 fn conv_int_shape(step: &StepNode, op: &ConvInt) -> Option<ConvIntShape> {
-    let (x, filter, y) = (step.shape(0), step.shape(1), step.output_shape(0));
-    let [in_height, in_width] = plane(&x[2..], 1)?;
-    let [out_height, out_width] = plane(&y[2..], 1)?;
-    let [filter_height, filter_width] = plane(&filter[2..], 1)?;
-    let [stride_y, stride_x] = plane(&op.stride, 1)?;
-    let [dilation_y, dilation_x] = plane(&op.dilation, 1)?;
-    let [pad_top, pad_left] = plane(&numbers(&op.pad_lo)?, 0)?;
+    let plane = Plane::of(step, &op.stride, &op.pad_lo, &op.dilation)?;
     numbers(&op.pad_hi)?;
-    let axis =
-        |input, output, kernel, stride, pad, dilation| ConvIntAxis { input, output, kernel, stride, pad, dilation };
+    let axis = |axis: usize| ConvIntAxis {
+        input: plane.input[axis],
+        output: plane.output[axis],
+        kernel: plane.filter[axis],
+        stride: plane.stride[axis],
+        pad: plane.pad[axis],
+        dilation: plane.dilation[axis],
+    };
+    let (x, filter) = (step.shape(0), step.shape(1));
     Some(ConvIntShape {
         batch: x[0],
         groups: op.groups,
         in_channels: x[1] / op.groups,
         out_channels: filter[0] / op.groups,
-        height: axis(in_height, out_height, filter_height, stride_y, pad_top, dilation_y),
-        width: axis(in_width, out_width, filter_width, stride_x, pad_left, dilation_x),
+        height: axis(0),
+        width: axis(1),
     })
 }
 
@@ -191,29 +217,10 @@ pub fn lower_conv_transpose(step: &StepNode, op: &ConvTranspose, machine: Machin
     }))
 }
 
-fn conv_transpose_shape(step: &StepNode, op: &ConvTranspose) -> Option<ConvTransposeShape> {
+fn conv_transpose_shape(step: &StepNode, op: &ConvTranspose) -> Option<ConvShape> {
     if (0..step.input_count()).any(|input| step.dtype(input) != DType::F32) {
         return None;
     }
-    let (x, filter, y) = (step.shape(0), step.shape(1), step.output_shape(0));
-    let [in_height, in_width] = plane(&x[2..], 1)?;
-    let [out_height, out_width] = plane(&y[2..], 1)?;
-    let [filter_height, filter_width] = plane(&filter[2..], 1)?;
-    let [pad_top, pad_left] = plane(&numbers(&op.pad_lo)?, 0)?;
-    Some(ConvTransposeShape {
-        batch: x[0],
-        in_channels: x[1],
-        in_height,
-        in_width,
-        out_channels: filter[1] * op.groups,
-        out_height,
-        out_width,
-        filter_height,
-        filter_width,
-        stride: plane(&op.stride, 1)?,
-        pad_top,
-        pad_left,
-        dilation: plane(&op.dilation, 1)?,
-        groups: op.groups,
-    })
+    let plane = Plane::of(step, &op.stride, &op.pad_lo, &op.dilation)?;
+    Some(plane.shape(step, step.shape(1)[1] * op.groups, op.groups))
 }

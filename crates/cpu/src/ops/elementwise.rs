@@ -118,7 +118,7 @@ impl Compiler<'_> {
                 Instruction::Select { condition: operands[0], on_true: operands[1], on_false: operands[2] }
             }
             Op::Clamp(op) => {
-                let (low, high) = (limit(dtype, op.lo)?, limit(dtype, op.hi)?);
+                let (low, high) = (limit(dtype, op.lo, f64::ceil)?, limit(dtype, op.hi, f64::floor)?);
                 Instruction::Clamp { src: operands[0], low, high }
             }
             Op::Cast(op) => {
@@ -161,8 +161,9 @@ fn scalar(tensor: &Tensor) -> Option<Scalar> {
     })
 }
 
-/// A bound of a clamp as the element type holds it; infinities are the type's ends.
-fn limit(dtype: DType, bound: f64) -> Option<Scalar> {
+/// A bound of a clamp, rounded to an integer for integers, as the element type holds it: what lies beyond the type is its end.
+fn limit(dtype: DType, bound: f64, round: fn(f64) -> f64) -> Option<Scalar> {
+    let bound = if dtype == DType::F32 { bound } else { round(bound) };
     Some(match dtype {
         DType::F32 => Scalar::F32(bound as f32),
         DType::I32 => Scalar::I32(bound as i32),

@@ -79,6 +79,10 @@ fn int_kernel(func: ReduceFn) -> Option<IntReduceKernel> {
 /// The index of the largest or smallest element.
 pub fn lower_arg_reduce(step: &StepNode, op: &ArgReduce) -> Result<Option<Lowered>, String> {
     let [outer, axis, inner] = around(&step.shape(0), op.axis);
+    // An empty axis has no largest element: its meaning is an error.
+    if axis == 0 && outer * inner > 0 {
+        return Ok(None);
+    }
     let kernel = match op.func {
         ArgFn::Max => ArgKernel::Max,
         ArgFn::Min => ArgKernel::Min,

@@ -52,7 +52,8 @@ struct Layer {
 pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Result<Option<Lowered>, String> {
     let operands = Operands::of(op);
     let Some(activations) = usual_activations(op) else { return Ok(None) };
-    let is_constant = [Some(1), Some(2), operands.bias].into_iter().flatten().all(|input| step.is_constant(input));
+    let weights = || [Some(1), Some(2), operands.bias].into_iter().flatten();
+    let is_constant = weights().all(|input| step.is_constant(input));
     if !is_constant || step.dtype(0) != DType::F32 {
         return Ok(None);
     }
@@ -60,9 +61,11 @@ pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Res
     let gates = gate_count(op.func);
     let directions = if op.direction == Direction::Bidirectional { 2 } else { 1 };
     let layer = Layer { steps: x[0], batch: x[1], input: x[2], hidden: op.hidden, gates, directions };
-    let packed = match step.constant(1) {
-        None => [None, None, None],
-        Some(_) => pack(step, op, &operands, layer, machine)?.map(Some),
+    // While loading the small ones among them are known, being part of the text, but there is nothing left to pack.
+    let packed = if weights().all(|input| step.constant(input).is_some()) {
+        pack(step, op, &operands, layer, machine)?.map(Some)
+    } else {
+        [None, None, None]
     };
     let mut reads = vec![Read::Input(0)];
     reads.extend(packed.into_iter().map(Read::Packed));
@@ -99,6 +102,7 @@ pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Res
         RecurrentFn::Rnn => recurrent::rnn_scratch_len(machine.isa, machine.threads, &shape),
     };
     let (op, state) = (op.clone(), layer.batch * layer.hidden);
+    let within = 0..=i32::try_from(layer.steps).unwrap_or(i32::MAX);
     let scratch_len = projected + product.max(recurrence);
     Ok(Some(Lowered {
         kernel: format!("recurrent.{}", op.func.name()),
@@ -110,10 +114,13 @@ pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Res
             let optional = |read: Option<usize>| read.map(|read| args.read::<f32>(read));
             let (initial_h, initial_c, peepholes) = (optional(initial_h), optional(initial_c), optional(peepholes));
             let lengths = lengths.map(|read| args.read::<i32>(read));
+            if let Some(length) = lengths.and_then(|all| all.iter().find(|length| !within.contains(*length))) {
+                return Err(format!("length {length} is not within 0..={}", within.end()));
+            }
             let is_lstm = op.func == RecurrentFn::Lstm;
             let (y, y_h) = (args.write::<f32>(0), args.write::<f32>(1));
             let y_c: &mut [f32] = if is_lstm { args.write(2) } else { &mut [] };
-            let scratch = args.write::<f32>(if is_lstm { 3 } else { 2 });
+            let scratch: &mut [f32] = if scratch_len > 0 { args.write(if is_lstm { 3 } else { 2 }) } else { &mut [] };
             let (projected, scratch) = scratch.split_at_mut(projected);
             let (w_len, r_len, bias_len) = (w.len() / directions, r.len() / directions, biases.len() / directions);
             for direction in 0..directions {

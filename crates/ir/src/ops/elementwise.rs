@@ -214,8 +214,10 @@ impl Operation for Clamp {
                 Elements::Float(values.iter().map(|&x| clamp_float(x, self.lo, self.hi)).collect())
             }
             Elements::Int(values) => {
-                // Integers between the limits; infinities become the ends of i128.
-                let (lo, hi) = (self.lo.ceil() as i128, self.hi.floor() as i128);
+                // Integers between the limits; what lies beyond the type is its end.
+                let (least, most) = dtype.int_range().unwrap_or((0, 1));
+                let within = |limit: f64| (limit as i128).clamp(least, most);
+                let (lo, hi) = (within(self.lo.ceil()), within(self.hi.floor()));
                 Elements::Int(values.iter().map(|&x| x.max(lo).min(hi)).collect())
             }
         };

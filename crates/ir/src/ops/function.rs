@@ -26,6 +26,8 @@ pub fn unary_float(func: UnaryFn, x: f64, alpha: f64, beta: f64) -> Option<f64> 
         UnaryFn::Cosh => libm::cosh(x),
         UnaryFn::Tanh => libm::tanh(x),
         UnaryFn::Asinh => libm::asinh(x),
+        // libm gives a number for some x below 1.
+        UnaryFn::Acosh if x < 1.0 => f64::NAN,
         UnaryFn::Acosh => libm::acosh(x),
         UnaryFn::Atanh => libm::atanh(x),
         UnaryFn::Erf => libm::erf(x),

@@ -51,16 +51,7 @@ impl Importer<'_> {
         opsets: &Opsets,
         depth: usize,
     ) -> Result<Graph, Fault> {
-        if depth >= DEPTH_MAX {
-            return Err(Fault::Invalid(format!("bodies are nested more than {DEPTH_MAX} deep")));
-        }
-        if parameters.len() != proto.input.len() {
-            return Err(Fault::Invalid(format!(
-                "the body has {} inputs; {} were expected",
-                proto.input.len(),
-                parameters.len()
-            )));
-        }
+        check_body(proto, parameters.len(), depth)?;
         let mut builder = Builder::inside(&proto.name, outer);
         for (input, ty) in proto.input.iter().zip(parameters) {
             let value = builder.add_body_input(&input.name, ty.clone(), true);
@@ -129,16 +120,7 @@ impl Importer<'_> {
         opsets: &Opsets,
         depth: usize,
     ) -> Result<Vec<ValueId>, Fault> {
-        if depth >= DEPTH_MAX {
-            return Err(Fault::Invalid(format!("bodies are nested more than {DEPTH_MAX} deep")));
-        }
-        if parameters.len() != proto.input.len() {
-            return Err(Fault::Invalid(format!(
-                "the body has {} inputs; {} were expected",
-                proto.input.len(),
-                parameters.len()
-            )));
-        }
+        check_body(proto, parameters.len(), depth)?;
         let mut inner: Vec<(String, Option<ValueId>)> = free_names(proto)
             .into_iter()
             .filter_map(|name| {
@@ -151,21 +133,19 @@ impl Importer<'_> {
             let tensor = self.file.tensor(initializer)?;
             inner.push((initializer.name.clone(), Some(builder.constant(tensor))));
         }
-        builder.enter_function(inner.iter().map(|(name, value)| (name.as_str(), *value)));
-        let unsupported = self.unsupported.len();
-        let result = self.import_nodes(builder, &proto.node, opsets, depth + 1);
-        let values: Vec<_> = proto.output.iter().map(|output| builder.lookup(&output.name)).collect();
-        builder.leave_function();
-        result.map_err(|error| Fault::Nested(Box::new(error)))?;
-        if self.unsupported.len() > unsupported {
-            return Err(Fault::Listed);
-        }
-        values
-            .into_iter()
-            .zip(&proto.output)
-            .map(|(value, output)| {
-                value.ok_or_else(|| Fault::Invalid(format!("the body does not define its output '{}'", output.name)))
-            })
-            .collect()
+        let outputs: Vec<&str> = proto.output.iter().map(|output| output.name.as_str()).collect();
+        self.import_scope(builder, inner, &proto.node, &outputs, opsets, depth)
     }
+}
+
+/// A body has as many inputs as it is given, and does not lie too deep.
+fn check_body(proto: &GraphProto, parameters: usize, depth: usize) -> Result<(), Fault> {
+    if depth >= DEPTH_MAX {
+        return Err(Fault::Invalid(format!("bodies are nested more than {DEPTH_MAX} deep")));
+    }
+    if parameters != proto.input.len() {
+        let inputs = proto.input.len();
+        return Err(Fault::Invalid(format!("the body has {inputs} inputs; {parameters} were expected")));
+    }
+    Ok(())
 }

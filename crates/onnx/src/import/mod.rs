@@ -220,23 +220,34 @@ impl<'a> Importer<'a> {
         let opsets = opsets_of(function.opset_import.iter().map(|set| (set.domain.as_str(), set.version)));
         let nodes = attributes::bind_function_attributes(function, &node.attribute);
         // Trailing inputs that are not written are absent too.
-        let inputs = inputs.into_iter().chain(std::iter::repeat(None));
+        let inputs = function.input.iter().cloned().zip(inputs.into_iter().chain(std::iter::repeat(None))).collect();
+        let outputs: Vec<&str> = function.output.iter().map(String::as_str).collect();
+        self.import_scope(builder, inputs, &nodes, &outputs, &opsets, depth)
+    }
+
+    /// Imports nodes under names of their own and gives the values of `outputs`.
+    pub(crate) fn import_scope(
+        &mut self,
+        builder: &mut Builder,
+        names: Vec<(String, Option<ValueId>)>,
+        nodes: &[NodeProto],
+        outputs: &[&str],
+        opsets: &Opsets,
+        depth: usize,
+    ) -> Result<Vec<ValueId>, Fault> {
         let unsupported = self.unsupported.len();
-        builder.enter_function(function.input.iter().map(String::as_str).zip(inputs));
-        let result = self.import_nodes(builder, &nodes, &opsets, depth + 1);
-        let values: Vec<_> = function.output.iter().map(|output| builder.lookup(output)).collect();
+        builder.enter_function(names.iter().map(|(name, value)| (name.as_str(), *value)));
+        let result = self.import_nodes(builder, nodes, opsets, depth + 1);
+        let values: Vec<_> = outputs.iter().map(|output| builder.lookup(output)).collect();
         builder.leave_function();
         result.map_err(|error| Fault::Nested(Box::new(error)))?;
         if self.unsupported.len() > unsupported {
             return Err(Fault::Listed);
         }
-        values
-            .into_iter()
-            .zip(&function.output)
-            .map(|(value, output)| {
-                value.ok_or_else(|| Fault::Invalid(format!("function '{}' gives no '{output}'", function.name)))
-            })
-            .collect()
+        let defined = values.into_iter().zip(outputs).map(|(value, output)| {
+            value.ok_or_else(|| Fault::Invalid(format!("its body does not define the output '{output}'")))
+        });
+        defined.collect()
     }
 }
 
