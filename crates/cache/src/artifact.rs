@@ -232,6 +232,14 @@ impl Opened<'_> {
     }
 }
 
+/// Everything that can be checked about an artifact without its constants.
+pub(crate) fn verify(bytes: &[u8], wanted: &Wanted, provides: &Provides) -> Result<(Manifest, Program), Miss> {
+    let opened = open(bytes)?;
+    opened.check(wanted, provides)?;
+    let program = opened.program()?;
+    Ok((opened.manifest, program))
+}
+
 fn check_requires(requires: &Requires, provides: &Provides) -> Result<(), Miss> {
     let lacks = |field: &str, want: String, have: String| Miss::Incompatible { field: field.to_string(), want, have };
     if let Some(least) = &requires.driver_min {

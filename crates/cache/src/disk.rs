@@ -325,7 +325,15 @@ impl Disk for RealDisk {
 
 /// Magic numbers (statfs(2)) of NFS, SMB, CIFS, SMB2, AFS, Ceph, Lustre, GPFS, FUSE and 9p.
 const NETWORK_FILE_SYSTEMS: [u32; 10] = [
-    0x6969, 0x517B, 0xFF53_4D42, 0xFE53_4D42, 0x5346_414F, 0x00C3_6400, 0x0BD0_0BD0, 0x4750_4653, 0x6573_5546,
+    0x6969,
+    0x517B,
+    0xFF53_4D42,
+    0xFE53_4D42,
+    0x5346_414F,
+    0x00C3_6400,
+    0x0BD0_0BD0,
+    0x4750_4653,
+    0x6573_5546,
     0x0102_1997,
 ];
 

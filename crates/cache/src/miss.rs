@@ -266,14 +266,25 @@ impl fmt::Display for Event {
             Event::Unavailable { doing, message, .. } => write!(f, "cache: {doing}: {message}"),
             Event::Unlocked { reason } => write!(f, "cache: going on without locks: {reason}"),
             Event::Quarantined { name, miss } => write!(f, "cache: {name} moved to quarantine: {miss}"),
-            Event::Collision { key, field } => write!(f, "cache: key {key} also belongs to a record with other {field}"),
+            Event::Collision { key, field } => {
+                write!(f, "cache: key {key} also belongs to a record with other {field}")
+            }
             Event::Full { pause_s } => write!(f, "cache: the disk is full; nothing is published for {pause_s} s"),
             Event::Evicted { programs, bytes } => write!(f, "cache: evicted {programs} Programs, {bytes} bytes"),
-            Event::NewerLayout { version } => write!(f, "cache: layout {version} is newer than this build; only reading"),
+            Event::NewerLayout { version } => {
+                write!(f, "cache: layout {version} is newer than this build; only reading")
+            }
             Event::SharedRoot { reason } => write!(f, "cache: trusting a shared root: {reason}"),
             Event::UploadDropped { key } => write!(f, "cache: upload queue full; {key} not uploaded"),
             Event::Waiting { key, holder } => write!(f, "cache: waiting for the compile of {key} by {holder}"),
             Event::Unstored { constant, reason } => write!(f, "cache: constant {constant} not stored: {reason}"),
         }
+    }
+}
+
+impl Event {
+    pub(crate) fn unavailable(doing: &'static str, error: &DiskError) -> Event {
+        let (call, errno, message) = (error.call.name().to_string(), error.errno(), error.to_string());
+        Event::Unavailable { doing, call, errno, message }
     }
 }

@@ -36,7 +36,7 @@ const ORPHAN_AGE_UNLOCKED: Duration = Duration::from_secs(24 * 3600);
 const QUARANTINE_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 const QUARANTINE_BYTES: u64 = 1 << 30;
 
-/// Publishes these parts, one after the other, under a path. On failure nothing is visible.
+/// Publishes these parts, one after the other, under a path. On failure all of it is visible or nothing.
 pub(crate) fn publish(
     disk: &dyn Disk,
     layout: &Layout,
@@ -58,11 +58,18 @@ pub(crate) fn publish(
         Existing::Keeps => rename_new(disk, &temp, path)?,
         Existing::Yields => disk.rename(&temp.path, path).map(|()| Published::New)?,
     };
-    // The entry is whole and visible. Without this flush it may be gone after a power loss, never half there.
+    // The entry is whole and visible already; without this flush it may be gone after a power loss, never half there.
     if published == Published::New {
-        disk.sync_dir(parent).or_else(|error| if disk.stat(path).is_ok() { Ok(()) } else { Err(error) })?;
+        disk.sync_dir(parent)?;
     }
     Ok(published)
+}
+
+/// Writes a small file that may be lost or torn without harm: no flush.
+pub(crate) fn write_advisory(disk: &dyn Disk, layout: &Layout, path: &Path, bytes: &[u8]) -> Answer<()> {
+    let temp = Temp::create(disk, layout)?;
+    disk.write(&temp.file, &temp.path, bytes)?;
+    disk.rename(&temp.path, path)
 }
 
 /// A file below `tmp/` that is removed when dropped, unless it was renamed away. Locked for life, so that a sweep can
@@ -157,8 +164,11 @@ pub(crate) fn sweep(disk: &dyn Disk, layout: &Layout) -> Answer<usize> {
             Err(_) => age >= ORPHAN_AGE_UNLOCKED,
         };
         if is_orphan {
-            disk.remove(&path)?;
-            removed += 1;
+            match disk.remove(&path) {
+                // Its writer was alive after all and has just given it its name.
+                Err(error) if !error.is_not_found() => return Err(error),
+                _ => removed += 1,
+            }
         }
     }
     Ok(removed)

@@ -222,9 +222,21 @@ pub struct PerfArgs {
     /// The model or Program file
     #[arg(alias = "loadEngine")]
     pub file: PathBuf,
-    /// Measure these sizes of axis 0, one after another
-    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
-    pub batches: Vec<usize>,
+    /// Measure these sizes of axis 0, one after another: 1,7,64 or 1..64
+    #[arg(long, value_name = "SIZES", value_parser = parse_batches, default_value = "")]
+    pub batches: Batches,
+    /// Run a ragged stream of requests on Buckets up to this size of axis 0
+    #[arg(long, value_name = "N", value_parser = parse_size)]
+    pub max_batch: Option<usize>,
+    /// Which sizes are compiled: pow2:64, fitted:64 or a list such as 1,2,6 [default: powers of two]
+    #[arg(long, value_name = "POLICY", requires = "max_batch")]
+    pub buckets: Option<String>,
+    /// What happens to a request whose Program is not there: wait, pad-up, reference or reject
+    #[arg(long, value_name = "POLICY", default_value = "wait", requires = "max_batch")]
+    pub on_miss: String,
+    /// Keep compiled Programs in this folder and take them from there
+    #[arg(long, value_name = "DIR", requires = "max_batch")]
+    pub cache: Option<PathBuf>,
     /// Time to run before measuring, in milliseconds
     #[arg(long = "warmUp", alias = "warm-up", value_name = "MS", default_value_t = 500)]
     pub warm_up: u64,
@@ -240,6 +252,33 @@ pub struct PerfArgs {
     /// Sizes and values.
     #[command(flatten)]
     pub inputs: InputArgs,
+}
+
+/// Sizes of axis 0.
+#[derive(Clone, Debug, Default)]
+pub struct Batches(pub Vec<usize>);
+
+/// Sizes of a range that are measured: more would not end.
+const BATCHES_MAX: usize = 4096;
+
+fn parse_batches(text: &str) -> Result<Batches, String> {
+    let mut batches = Vec::new();
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        match part.split_once("..") {
+            None => batches.push(parse_size(part)?),
+            Some((first, last)) => {
+                let (first, last) = (parse_size(first)?, parse_size(last.trim_start_matches('='))?);
+                if first > last {
+                    return Err(format!("the range {part} is empty"));
+                }
+                if last - first >= BATCHES_MAX {
+                    return Err(format!("the range {part} has more than {BATCHES_MAX} sizes"));
+                }
+                batches.extend(first..=last);
+            }
+        }
+    }
+    Ok(Batches(batches))
 }
 
 fn parse_threads(text: &str) -> Result<usize, String> {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use precast::suggestion::nearest;
+use precast::suggestion::listed;
 use precast::{Bindings, Bucket, DType, Dim, InputInfo, Symbol, Tensor, Type, read_archive, read_tensor};
 
 use crate::args::{InputArgs, ShapeArgs};
@@ -277,16 +277,6 @@ fn find<'d>(declared: &'d [InputInfo], name: &str) -> Result<&'d InputInfo, Fail
         let names: Vec<&str> = declared.iter().map(|info| info.name.as_str()).collect();
         Failure::usage(format!("there is no input '{name}'; {}", listed(name, &names)))
     })
-}
-
-/// What there is instead of a name, with the likeliest one.
-fn listed(name: &str, names: &[&str]) -> String {
-    if names.is_empty() {
-        return "there are none".to_string();
-    }
-    let hint = nearest(name, names.iter().copied()).map_or(String::new(), |near| format!(". Did you mean '{near}'?"));
-    let names: Vec<String> = names.iter().map(|name| format!("'{name}'")).collect();
-    format!("there are {}{hint}", names.join(", "))
 }
 
 /// Values that a model of unknown meaning is likeliest to accept: floats from 0 to 1; integers 0 or 1, which are valid

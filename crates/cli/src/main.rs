@@ -12,6 +12,7 @@ mod interrupt;
 mod onnxruntime;
 mod output;
 mod perf;
+mod perf_session;
 mod perf_steps;
 mod progress;
 mod run;

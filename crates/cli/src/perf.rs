@@ -12,6 +12,7 @@ use crate::exit::{Exit, Failure};
 use crate::fitting::with_inputs;
 use crate::inputs::row_symbols;
 use crate::output::{Report, program_json, program_text};
+use crate::perf_session::perf_session;
 use crate::perf_steps::StepTable;
 use crate::run::port_json;
 use crate::subject::{Subject, options};
@@ -23,10 +24,13 @@ const PERCENTILES: [(&str, f64); 4] = [("p50", 0.50), ("p90", 0.90), ("p95", 0.9
 
 /// Measures.
 pub fn perf(args: &PerfArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
+    if let Some(max_batch) = args.max_batch {
+        return perf_session(args, max_batch, shared, cx);
+    }
     let subject = Subject::open(&args.file, shared)?;
     let mut rows = Vec::new();
     for input_args in requests(args, &subject)? {
-        let message = format!("measuring {}/{}", rows.len() + 1, args.batches.len().max(1));
+        let message = format!("measuring {}/{}", rows.len() + 1, args.batches.0.len().max(1));
         // The first row counts from the start of the process: that is what its user waits for.
         let begun = if rows.is_empty() { cx.started } else { Instant::now() };
         rows.push(measure(&subject, args, &input_args, begun, &message, cx)?);
@@ -37,19 +41,19 @@ pub fn perf(args: &PerfArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure
         args.file.display(),
         rows.first().map_or(0.0, |row| row.first_ms)
     );
-    text.push_str(&rows_text(&rows, &args.batches));
+    text.push_str(&rows_text(&rows, &args.batches.0));
     let mut json = rows.first().map_or(json!({}), Row::json);
     json["model"] = json!(args.file.display().to_string());
     json["threads"] = json!(threads);
     json["isa"] = json!(isa);
     json["device"] = json!("cpu");
-    if !args.batches.is_empty() {
+    if !args.batches.0.is_empty() {
         let with_batch = |(row, batch): (&Row, &usize)| {
             let mut json = row.json();
             json["batch"] = json!(batch);
             json
         };
-        json["batches"] = rows.iter().zip(&args.batches).map(with_batch).collect();
+        json["batches"] = rows.iter().zip(&args.batches.0).map(with_batch).collect();
     }
     Ok(Report::done(text, json))
 }
@@ -57,7 +61,7 @@ pub fn perf(args: &PerfArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure
 /// The inputs to measure: as they are given, or once for each batch.
 fn requests(args: &PerfArgs, subject: &Subject) -> Result<Vec<InputArgs>, Failure> {
     let given = |shapes| InputArgs { inputs: args.inputs.inputs.clone(), seed: args.inputs.seed, shapes };
-    if args.batches.is_empty() {
+    if args.batches.0.is_empty() {
         return Ok(vec![given(args.inputs.shapes.clone())]);
     }
     let symbols = row_symbols(&subject.inputs()?);
@@ -69,7 +73,7 @@ fn requests(args: &PerfArgs, subject: &Subject) -> Result<Vec<InputArgs>, Failur
         shapes.dims.extend(symbols.iter().map(|symbol| (symbol.as_str().to_string(), batch)));
         given(shapes)
     };
-    Ok(args.batches.iter().map(with_batch).collect())
+    Ok(args.batches.0.iter().map(with_batch).collect())
 }
 
 /// What was measured for one set of inputs.

@@ -8,12 +8,12 @@ use precast_kernels::isa::{Exec, Isa};
 use precast_kernels::pool::ThreadPool;
 use precast_program::program::BUILD;
 use precast_program::{
-    ArtifactStore, Device, DeviceContext, LoadError, LoadedProgram, Place, Port, Program, RunError, Slot,
+    ArtifactStore, Device, DeviceContext, LoadError, LoadedProgram, Place, Port, Program, RunError, Slot, Step,
 };
-use precast_tensor::{DType, Digest};
+use precast_tensor::{DType, Digest, Type};
 
 use crate::lower::lower;
-use crate::step::{Machine, Run, StepNode};
+use crate::step::{Lowered, Machine, Read, Run, StepNode};
 use crate::target::KIND;
 
 /// The CPU with a pool of threads that all Programs loaded on it share.
@@ -57,6 +57,7 @@ impl Device for CpuDevice {
             if lowered.kernel != step.kernel || lowered.reads.len() != step.reads.len() {
                 return Err(malformed(format!("this build makes the kernel {} of it", lowered.kernel)));
             }
+            check_slots(&node, &lowered, step).map_err(malformed)?;
             let reads = step.reads.iter().map(arena_slot).collect();
             let writes = step.writes.iter().map(arena_slot).collect();
             let slots = StepSlots::new(reads, writes, program.arena_bytes as usize);
@@ -74,6 +75,26 @@ impl Device for CpuDevice {
         };
         Ok(Arc::new(Loaded(Arc::new(shared))))
     }
+}
+
+/// Checks that the slots of a step have the sizes that its text says, on which the kernels rely.
+fn check_slots(node: &StepNode, lowered: &Lowered, step: &Step) -> Result<(), String> {
+    let bytes_of = |ty: &Type| ty.size_bytes().unwrap_or(usize::MAX);
+    let reads = lowered.reads.iter().map(|read| match read {
+        Read::Input(input) => bytes_of(node.ty(*input)),
+        Read::Packed { bytes, .. } => *bytes,
+    });
+    let outputs = (0..node.output_count()).map(|output| bytes_of(node.output_ty(output)));
+    let writes = outputs.chain((lowered.scratch_bytes > 0).then_some(lowered.scratch_bytes));
+    for (kind, needed, slots) in
+        [("reads", reads.collect::<Vec<usize>>(), &step.reads), ("writes", writes.collect(), &step.writes)]
+    {
+        if !needed.iter().map(|&bytes| bytes as u64).eq(slots.iter().map(|slot| slot.bytes)) {
+            let found: Vec<u64> = slots.iter().map(|slot| slot.bytes).collect();
+            return Err(format!("its {kind} have {found:?} bytes; its text says {needed:?}"));
+        }
+    }
+    Ok(())
 }
 
 impl CpuDevice {

@@ -6,7 +6,7 @@ use precast_ir::graph::GraphError;
 use precast_ir::{Definition, Graph, Node, Op, text};
 use precast_kernels::arena::Args;
 use precast_kernels::isa::{Exec, Isa};
-use precast_tensor::{DType, Tensor, Type};
+use precast_tensor::{DType, Element, Tensor, Type};
 
 /// What a step does when it runs.
 pub type Run = Box<dyn Fn(&mut Args<'_>, Exec<'_>) -> Result<(), String> + Send + Sync>;
@@ -58,6 +58,10 @@ impl StepNode {
         let [node] = graph.nodes() else {
             return Err(format!("a step has one node; {} were found", graph.nodes().len()));
         };
+        let is_bounded = |ty: &Type| ty.size_bytes().is_some_and(|bytes| isize::try_from(bytes).is_ok());
+        if let Some(value) = graph.values().iter().find(|value| !is_bounded(&value.ty)) {
+            return Err(format!("{} has no size in bytes", value.ty));
+        }
         let constants = node.inputs.iter().map(|&input| graph.constant(input).cloned()).collect();
         Ok(StepNode { graph, constants })
     }
@@ -135,7 +139,20 @@ pub enum Read {
     /// An operand of the node.
     Input(usize),
     /// A packed form of a constant: known while compiling, already in the store while loading.
-    Packed(Option<Tensor>),
+    Packed {
+        /// Its value, while compiling.
+        value: Option<Tensor>,
+        /// Its size, which follows from the step's Types.
+        bytes: usize,
+    },
+}
+
+impl Read {
+    /// A packed constant of `len` elements, with its value while compiling.
+    pub fn packed<T: Element>(len: usize, value: Option<Vec<T>>) -> Result<Read, String> {
+        let value = value.map(|elements| Tensor::from_vec([len], elements)).transpose();
+        Ok(Read::Packed { value: value.map_err(|error| error.to_string())?, bytes: len * size_of::<T>() })
+    }
 }
 
 /// A kernel and the buffers it wants.

@@ -158,8 +158,8 @@ impl<'a> Emitter<'a> {
                     let value = node.inputs[position];
                     DraftSlot::Home(self.home(value), bytes_of(self.graph.ty(value)))
                 }
-                Read::Packed(Some(tensor)) => DraftSlot::Stored(self.store_constant(&tensor)?),
-                Read::Packed(None) => {
+                Read::Packed { value: Some(tensor), .. } => DraftSlot::Stored(self.store_constant(&tensor)?),
+                Read::Packed { value: None, .. } => {
                     return Err(CompileError::Node {
                         node: node.provenance.to_string(),
                         op: node.op.name(),

@@ -1,6 +1,6 @@
-//! Every kernel against the reference evaluation, on cases that are data: `cases/*.cases` for single nodes, `graphs/*.ir`
-//! for whole graphs, and the product of functions and element types made in code. Each case runs with and without the
-//! passes, on every instruction set of this machine, on one thread and on two.
+//! Every kernel against the reference evaluation, on cases that are data: `cases/*.cases` for single nodes,
+//! `graphs/*.ir` for whole graphs, and products of functions, types and epilogues made in code. Each case runs with and
+//! without the passes, on every instruction set of this machine, on one thread and on two, and allocates nothing.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "differential/case.rs"]

@@ -238,7 +238,7 @@ fn integer_binaries_wrap_and_never_trap() {
         (BinaryKernel::Min, [3, -7, -3, -7, i32::MIN, 0, 1, 2, 1, -3]),
         (BinaryKernel::Pow, [343, -343, 0, 0, 0, 1, i32::MAX, 1024, 1, -1]),
         (BinaryKernel::Shl, [56, -56, 0, 0, 0, 5, -2, 2048, 0, 0]),
-        (BinaryKernel::Shr, [0, -1, 0, 0, 0, 5, i32::MAX >> 1, 0, 0, 0]),
+        (BinaryKernel::Shr, [0, -1, 0, -1, -1, 5, i32::MAX >> 1, 0, 0, -1]),
         (BinaryKernel::BitXor, [4, -6, -6, 4, i32::MAX, 5, i32::MAX - 1, 8, 41, 2]),
     ];
     for_each_exec(|exec| {

@@ -277,6 +277,24 @@ mod tests {
     }
 
     #[test]
+    fn nan_becomes_the_zero_point() {
+        for_each_exec(|exec| {
+            let mut bytes = [9; 2];
+            quantize_u8(exec, QuantizeShape::whole(2), &[f32::NAN, 0.0], &[0.0], &[7], &mut bytes);
+            assert_eq!(bytes, [7, 7]);
+        });
+    }
+
+    #[test]
+    fn differences_of_i32_do_not_wrap() {
+        for_each_exec(|exec| {
+            let mut back = [0.0; 2];
+            dequantize_i32(exec, QuantizeShape::whole(2), &[i32::MIN, i32::MAX], &[0.5], &[i32::MAX], &mut back);
+            assert_eq!(back, [-2147483648.0, 0.0]);
+        });
+    }
+
+    #[test]
     fn parameters_follow_the_axis() {
         let mut lcg = Lcg::new(41);
         for (outer, axis, inner) in [(1, 1, 50_001), (3, 5, 7), (2, 4000, 1), (4, 3, 9000), (0, 2, 2), (2, 2, 0)] {

@@ -156,7 +156,8 @@ pub fn reduce_all(exec: &Exec, outer: usize, axis: usize, inner: usize, src: &[u
     reduce_truth(exec, outer, axis, inner, src, dst, 1, |all, x| all & u8::from(x != 0));
 }
 
-/// The index along the axis of the largest or smallest float; 0 for an empty axis. NaN is the largest and equals itself.
+/// The index along the axis of the largest or smallest float; 0 for an empty axis. NaN is the largest and equals
+/// itself.
 pub fn arg_reduce_f32(
     exec: &Exec,
     kernel: ArgKernel,
@@ -351,7 +352,8 @@ fn fold_strip<T: Copy>(axis: usize, inner: usize, src: &[T], dst: &mut [T], star
     }
 }
 
-/// The integer reductions, once for each type and the type that holds its sums. With `inner` 1, `dst` is one result a row.
+/// The integer reductions, once for each type and the wider type of its means. With `inner` 1, `dst` is one result a
+/// row.
 macro_rules! integer_reductions {
     ($($type:ident, $wide:ident, $strip:ident;)*) => {$(
         multiversion! {

@@ -158,6 +158,40 @@ fn arg_reductions_name_the_first_or_last() {
 }
 
 #[test]
+fn nan_is_the_largest_and_equals_itself() {
+    let src = [1.0, f32::NAN, 3.0, f32::NAN, 0.5];
+    let cases = [
+        (ArgKernel::Max, Tie::First, 1),
+        (ArgKernel::Max, Tie::Last, 3),
+        (ArgKernel::Min, Tie::First, 4),
+        (ArgKernel::Min, Tie::Last, 4),
+    ];
+    for_each_exec(|exec| {
+        for (kernel, tie, expected) in cases {
+            let mut dst = [-1];
+            arg_reduce_f32(exec, kernel, tie, 1, 5, 1, &src, &mut dst);
+            assert_eq!(dst, [expected], "{kernel:?} {tie:?}");
+        }
+        let mut dst = [-1];
+        arg_reduce_f32(exec, ArgKernel::Min, Tie::Last, 1, 2, 1, &[f32::NAN; 2], &mut dst);
+        assert_eq!(dst, [1]);
+    });
+}
+
+#[test]
+fn integer_means_do_not_wrap() {
+    for_each_exec(|exec| {
+        let mut dst = [0; 2];
+        let src = [i64::MAX, i64::MIN, i64::MAX, i64::MIN + 2];
+        reduce_i64(exec, IntReduceKernel::Mean, 1, 2, 2, &src, &mut dst);
+        assert_eq!(dst, [i64::MAX, i64::MIN + 1]);
+        let mut dst = [0; 1];
+        reduce_i32(exec, IntReduceKernel::Mean, 1, 3, 1, &[i32::MAX, i32::MAX, i32::MAX], &mut dst);
+        assert_eq!(dst, [i32::MAX]);
+    });
+}
+
+#[test]
 fn running_sums_go_both_ways() {
     let mut lcg = Lcg::new(24);
     for (outer, axis, inner) in SHAPES {

@@ -14,6 +14,7 @@ mod index;
 mod layout;
 mod matmul;
 mod norm;
+mod places;
 mod quantize;
 mod reduce;
 mod sequence;
@@ -23,7 +24,7 @@ mod window;
 use std::sync::Arc;
 
 use precast_ir::Graph;
-use precast_tensor::{Dim, Symbol, Type};
+use precast_tensor::{Dim, Symbol, SymbolRange, Type};
 
 pub use state::Site;
 
@@ -37,7 +38,8 @@ pub enum Grade {
     Independent,
     /// Real rows are the same bits if every pad row is a copy of a real one.
     ReplicateOnly,
-    /// Rows may not be padded. Of an input that has no rows, `op` is `input` and `node` its position among the inputs.
+    /// Rows may not be padded. Where an input or output as declared has no rows, `op` is `input` or `output` and `node`
+    /// its position among them.
     Refused {
         /// Position of the node of the Graph; of a node in a body, that of the node that has the body.
         node: usize,
@@ -86,6 +88,10 @@ pub struct PadVerdict {
     pub outputs: Vec<OutputRule>,
 }
 
+/// A Dim without a declared range is taken to have at most this many rows: `min(n, 10^9)`, which exporters write for "to
+/// the end", is then n.
+pub const ROWS_MAX: i64 = 1 << 24;
+
 /// The verdict for one Dim of a symbolic Graph. Inputs are taken to be padded at the end of the axis that carries the
 /// Dim: of an extent c × Dim, c elements a row.
 pub fn pad_verdict(graph: &Graph, dim: &Symbol) -> PadVerdict {
@@ -96,8 +102,14 @@ pub fn pad_verdict(graph: &Graph, dim: &Symbol) -> PadVerdict {
         .map(|(position, &input)| input_state(graph.ty(input), dim, position, graph.input_name(input)))
         .collect();
     let refused_input = inputs.iter().find(|state| matches!(state, State::Mixed(_))).cloned();
-    let states = output_states(graph, dim, inputs, None);
-    let rules: Vec<Result<OutputRule, Arc<Site>>> = states.iter().map(|state| output_rule(state, dim)).collect();
+    let any = SymbolRange { lo: 1, hi: ROWS_MAX, multiple: 1 };
+    let range = if graph.ranges.contains(dim) { graph.ranges.get(dim) } else { any };
+    let states = output_states(graph, dim, range, inputs, None);
+    let rules: Vec<Result<OutputRule, Arc<Site>>> = states
+        .iter()
+        .enumerate()
+        .map(|(position, state)| output_rule(state, dim, position, &graph.outputs()[position].name))
+        .collect();
     let refusal = match refused_input {
         Some(State::Mixed(site)) => Some(site),
         _ => rules.iter().find_map(|rule| rule.as_ref().err().cloned()),
@@ -133,14 +145,20 @@ pub fn explain(graph: &Graph, verdict: &PadVerdict) -> String {
         }
         (Grade::Independent, Some(tie)) => format!("{dim}  Independent  {tie} → any pads, never split"),
         (Grade::Independent, None) => {
-            let outputs = graph.outputs().iter().zip(&verdict.outputs);
-            let rows: Vec<&str> = outputs
-                .filter(|(_, rule)| matches!(rule, OutputRule::Rows { .. }))
-                .map(|(output, _)| output.name.as_str())
-                .collect();
-            let what = if rows.is_empty() { "no output has rows".to_string() } else { format!("rows of {}", rows.join(", ")) };
-            format!("{dim}  Independent  {what} → any pads, may be split")
+            format!("{dim}  Independent  {} → any pads, may be split", row_outputs(graph, verdict))
         }
+    }
+}
+
+/// Names of the outputs that have rows; of many only the first.
+fn row_outputs(graph: &Graph, verdict: &PadVerdict) -> String {
+    let outputs = graph.outputs().iter().zip(&verdict.outputs);
+    let has_rows = outputs.filter(|(_, rule)| matches!(rule, OutputRule::Rows { .. }));
+    let names: Vec<&str> = has_rows.map(|(output, _)| output.name.as_str()).collect();
+    match names[..] {
+        [] => "no output has rows".to_string(),
+        [first] => format!("rows of {first}"),
+        [first, ..] => format!("rows of {first} and {} more", names.len() - 1),
     }
 }
 
@@ -160,15 +178,15 @@ fn input_state(ty: &Type, dim: &Symbol, position: usize, name: &str) -> State {
     }
 }
 
-fn output_rule(state: &State, dim: &Symbol) -> Result<OutputRule, Arc<Site>> {
+fn output_rule(state: &State, dim: &Symbol, position: usize, name: &str) -> Result<OutputRule, Arc<Site>> {
     match state {
         State::Free | State::Dup(_) => Ok(OutputRule::Whole),
         State::Row(rows) => match (rows.outer.as_const(), rows.inner.as_const()) {
             (Some(outer), Some(inner)) => Ok(OutputRule::Rows { axis: rows.axis, outer, inner }),
             _ => Err(Arc::new(Site {
-                node: 0,
+                node: position,
                 op: "output",
-                names: String::new(),
+                names: format!("output '{name}'"),
                 axis: Some(rows.axis),
                 why: format!("has extent {} × {dim} × {}, which no number describes", rows.outer, rows.inner),
             })),

@@ -2,6 +2,7 @@
 //! analyses that need no target. Knows no file format and no target.
 #![forbid(unsafe_code)]
 
+pub mod batch_axis;
 pub mod cut_segments;
 pub mod fold_constants;
 pub mod fold_scales;
@@ -14,4 +15,5 @@ pub mod recognise_activations;
 pub mod remove_identities;
 pub mod resolve_dims;
 
+pub use batch_axis::{Grade, OutputRule, PadVerdict, explain, pad_verdict};
 pub use pipeline::{CANONICAL, FUSED, Pass, PassError, PassOptions, run_passes};

@@ -1,5 +1,6 @@
 //! The library's error: one enum whose kind a door turns into an exit code, a status or an exception.
 
+use precast_cache::CacheError;
 use precast_ir::EvalError;
 use precast_ir::graph::GraphError;
 use precast_onnx::import::ImportError;
@@ -7,6 +8,7 @@ use precast_onnx::{ReadError, ReadErrorKind};
 use precast_passes::PassError;
 use precast_program::store::StoreError;
 use precast_program::{CompileError, FileError, LoadError, RunError};
+use precast_session::SessionError;
 use precast_tensor::TensorError;
 use thiserror::Error;
 
@@ -47,6 +49,12 @@ pub enum Error {
         /// What is wrong with it.
         source: FileError,
     },
+    /// A Session did not open or answer.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// A cache did not open.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// A store did not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -111,6 +119,11 @@ impl Error {
             Error::Load(_) | Error::Store(_) | Error::ProgramFile { .. } => ErrorKind::Integrity,
             Error::Run(RunError::Buffer(_)) => ErrorKind::Usage,
             Error::Run(RunError::Step { .. }) => ErrorKind::Model,
+            Error::Session(SessionError::Options(_) | SessionError::Request(_) | SessionError::Tensor(_)) => ErrorKind::Usage,
+            Error::Session(SessionError::NotReady { .. }) => ErrorKind::Usage,
+            Error::Session(SessionError::Graph(_) | SessionError::Eval(_) | SessionError::Compile(_)) => ErrorKind::Model,
+            Error::Session(SessionError::Run(_)) => ErrorKind::Model,
+            Error::Session(SessionError::Load(_) | SessionError::Cache(_)) | Error::Cache(_) => ErrorKind::Integrity,
             Error::Array { source: NpyError::TooLarge { .. }, .. } => ErrorKind::Limit,
             Error::Array { .. } | Error::Tensor(_) | Error::Io { .. } | Error::Request(_) => ErrorKind::Usage,
         }

@@ -10,8 +10,9 @@ use precast_ir::op::{If, Loop};
 use precast_ir::{Graph, NodeId, Op, ValueId};
 use precast_passes::cut_segments::{Segment, cut_segments};
 use precast_passes::{CANONICAL, PassOptions, run_passes};
-use precast_program::{Bucket, Device, DeviceContext, LoadedProgram, MemoryStore, Program, Target};
-use precast_tensor::{Bindings, DType, Tensor, Type};
+use precast_program::{Bucket, Device, MemoryStore, Program, Target};
+use precast_session::ContextPool;
+use precast_tensor::{Bindings, Tensor, Type};
 
 use crate::error::Error;
 
@@ -24,78 +25,6 @@ pub struct Shared {
 
 /// Sizes of one part that are kept compiled; beyond this the set is dropped and begun again.
 const PARTS_KEPT: usize = 256;
-
-/// A Program and contexts that are not in use.
-pub struct LoadedPart {
-    pub loaded: Arc<dyn LoadedProgram>,
-    contexts: Mutex<Vec<Box<dyn DeviceContext>>>,
-}
-
-impl LoadedPart {
-    /// A Program without contexts.
-    pub fn new(loaded: Arc<dyn LoadedProgram>) -> LoadedPart {
-        LoadedPart { loaded, contexts: Mutex::new(Vec::new()) }
-    }
-
-    /// A context that no other run uses.
-    pub fn take_context(&self) -> Box<dyn DeviceContext> {
-        let free = self.contexts.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop();
-        free.unwrap_or_else(|| self.loaded.context())
-    }
-
-    /// Gives a context back.
-    pub fn give_context(&self, context: Box<dyn DeviceContext>) {
-        self.contexts.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(context);
-    }
-
-    /// Runs on new output buffers.
-    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
-        let aligned: Vec<Tensor> = inputs.iter().map(Tensor::aligned).collect();
-        let buffers: Vec<&[u8]> = aligned.iter().map(Tensor::as_bytes).collect();
-        let ports = &self.loaded.program().outputs;
-        let mut outputs: Vec<OutputBuffer> = ports.iter().map(|port| OutputBuffer::new(port.bytes as usize)).collect();
-        let mut context = self.take_context();
-        let mut slices: Vec<&mut [u8]> = outputs.iter_mut().map(OutputBuffer::as_bytes_mut).collect();
-        context.run(&buffers, &mut slices)?;
-        self.give_context(context);
-        let tensors = ports.iter().zip(outputs).map(|(port, buffer)| {
-            let dtype = DType::from_name(&port.dtype)
-                .ok_or_else(|| Error::Request(format!("output '{}' has the unknown type {}", port.name, port.dtype)))?;
-            let shape: Vec<usize> = port.shape.iter().map(|&size| size as usize).collect();
-            Ok(buffer.into_tensor(dtype, shape)?)
-        });
-        tensors.collect()
-    }
-}
-
-/// Bytes of one output, aligned for every element type.
-pub struct OutputBuffer {
-    words: Vec<u64>,
-    bytes: usize,
-}
-
-impl OutputBuffer {
-    /// A zeroed buffer.
-    pub fn new(bytes: usize) -> OutputBuffer {
-        OutputBuffer { words: vec![0; bytes.div_ceil(size_of::<u64>())], bytes }
-    }
-
-    /// Its bytes.
-    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
-    }
-
-    /// The bytes as a tensor, without copying.
-    pub fn into_tensor(self, dtype: DType, shape: Vec<usize>) -> Result<Tensor, precast_tensor::TensorError> {
-        Tensor::new(dtype, shape, bytes::Bytes::from_owner(self))
-    }
-}
-
-impl AsRef<[u8]> for OutputBuffer {
-    fn as_ref(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.bytes]
-    }
-}
 
 /// Key of a compiled part: which part, and the Types of its inputs. Sizes that were read are part of the Types and of
 /// the bindings.
@@ -119,7 +48,7 @@ pub struct GraphRunner {
     shared: Arc<Shared>,
     graph: Graph,
     segments: Vec<Segment>,
-    parts: Mutex<HashMap<PartKey, Arc<LoadedPart>>>,
+    parts: Mutex<HashMap<PartKey, Arc<ContextPool>>>,
     bodies: Mutex<HashMap<BodyKey, Arc<GraphRunner>>>,
 }
 
@@ -133,7 +62,7 @@ impl GraphRunner {
     }
 
     /// The Program of a Graph that is one part, whose inputs and outputs are the Graph's own.
-    pub fn whole(&self) -> Result<Option<Arc<LoadedPart>>, Error> {
+    pub fn whole(&self) -> Result<Option<Arc<ContextPool>>, Error> {
         if !self.is_whole() {
             return Ok(None);
         }
@@ -157,7 +86,7 @@ impl GraphRunner {
     /// Outputs in order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
         if let Some(whole) = self.whole()? {
-            return whole.run(inputs);
+            return Ok(whole.run(inputs)?);
         }
         let mut values = Values::new(&self.graph, inputs);
         for (part, segment) in self.segments.iter().enumerate() {
@@ -194,10 +123,10 @@ impl GraphRunner {
             let input_types: BTreeMap<usize, Type> = types.into_iter().enumerate().collect();
             Ok(graph.bind(bindings, &input_types)?)
         })?;
-        loaded.run(inputs)
+        Ok(loaded.run(inputs)?)
     }
 
-    fn part(&self, key: PartKey, graph: impl FnOnce() -> Result<Graph, Error>) -> Result<Arc<LoadedPart>, Error> {
+    fn part(&self, key: PartKey, graph: impl FnOnce() -> Result<Graph, Error>) -> Result<Arc<ContextPool>, Error> {
         let mut parts = self.parts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(part) = parts.get(&key) {
             return Ok(part.clone());
@@ -205,7 +134,7 @@ impl GraphRunner {
         let graph = graph()?;
         let bucket = Bucket::new(key.bindings.iter().cloned());
         let program = Arc::new(self.shared.target.compile(&graph, &bucket, &self.shared.store)?);
-        let part = Arc::new(LoadedPart::new(self.shared.device.load(&program, &self.shared.store)?));
+        let part = Arc::new(ContextPool::new(self.shared.device.load(&program, &self.shared.store)?));
         if parts.len() >= PARTS_KEPT {
             parts.clear();
         }

@@ -6,29 +6,29 @@ use std::sync::Arc;
 use precast_cpu::CpuDevice;
 use precast_cpu::lower::REFERENCE;
 use precast_program::{Port, Program};
+use precast_session::ContextPool;
 use precast_tensor::{DType, Tensor};
 
 use crate::error::Error;
-use crate::graph_runner::LoadedPart;
 use crate::model::InputInfo;
 use crate::program_file::load_program;
 use crate::runner::{Named, Ready};
 
 /// A Program loaded from its file.
 pub struct ProgramRunner {
-    part: Arc<LoadedPart>,
+    part: Arc<ContextPool>,
 }
 
 impl ProgramRunner {
     /// Loads a Program file for runs on `threads` threads.
     pub fn open(path: &Path, threads: usize) -> Result<ProgramRunner, Error> {
         let loaded = load_program(path, &CpuDevice::new(threads))?;
-        Ok(ProgramRunner { part: Arc::new(LoadedPart::new(loaded)) })
+        Ok(ProgramRunner { part: Arc::new(ContextPool::new(loaded)) })
     }
 
     /// The Program.
     pub fn program(&self) -> &Program {
-        self.part.loaded.program()
+        self.part.program()
     }
 
     /// Inputs that a request must give, in order.

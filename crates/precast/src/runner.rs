@@ -10,11 +10,13 @@ use precast_ir::eval::eval_graph;
 use precast_onnx::import::{ImportError, ImportOptions};
 use precast_passes::PassOptions;
 use precast_program::{Bucket, Device, DeviceContext, MemoryStore, Program};
+use precast_session::{ContextPool, OutputBuffer};
 use precast_tensor::{DType, Dim, Tensor};
 
 use crate::error::Error;
-use crate::graph_runner::{GraphRunner, LoadedPart, OutputBuffer, Shared};
+use crate::graph_runner::{GraphRunner, Shared};
 use crate::model::Model;
+use crate::suggestion::listed;
 
 /// How a model is compiled and run.
 #[derive(Clone, Debug)]
@@ -153,7 +155,7 @@ impl Runner {
     pub(crate) fn run_optimised(&self, graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
         let program = self.shared.target.compile_optimised(graph, &Bucket::default(), &self.shared.store)?;
         let loaded = self.shared.device.load(&Arc::new(program), &self.shared.store)?;
-        LoadedPart::new(loaded).run(inputs)
+        Ok(ContextPool::new(loaded).run(inputs)?)
     }
 
     fn prepare(&self, inputs: &[(String, Tensor)]) -> Result<Arc<Prepared>, Error> {
@@ -196,11 +198,8 @@ impl Runner {
                 return Err(Error::Request(format!("input '{name}' is given twice")));
             }
             let Some(info) = declared.iter().find(|info| info.name == *name) else {
-                let names: Vec<String> = declared.iter().map(|info| format!("'{}'", info.name)).collect();
-                return Err(Error::Request(format!(
-                    "the model has no input '{name}'; it has {}",
-                    if names.is_empty() { "none".to_string() } else { names.join(", ") }
-                )));
+                let names: Vec<&str> = declared.iter().map(|info| info.name.as_str()).collect();
+                return Err(Error::Request(format!("there is no input '{name}'; {}", listed(name, &names))));
             };
             let fits = info.dtype == tensor.dtype()
                 && info.dims.as_ref().is_none_or(|dims| {
@@ -254,7 +253,7 @@ pub struct StepTime {
 
 /// A model compiled for one set of inputs, with its buffers: a run allocates nothing.
 pub struct Ready {
-    part: Arc<LoadedPart>,
+    part: Arc<ContextPool>,
     context: Option<Box<dyn DeviceContext>>,
     inputs: Vec<Tensor>,
     outputs: Vec<OutputBuffer>,
@@ -262,16 +261,16 @@ pub struct Ready {
 
 impl Ready {
     /// Buffers for runs on these inputs, which are in the Program's order and of its Types.
-    pub(crate) fn new(part: Arc<LoadedPart>, inputs: Vec<Tensor>) -> Ready {
-        let ports = &part.loaded.program().outputs;
+    pub(crate) fn new(part: Arc<ContextPool>, inputs: Vec<Tensor>) -> Ready {
+        let ports = &part.program().outputs;
         let outputs = ports.iter().map(|port| OutputBuffer::new(port.bytes as usize)).collect();
-        let context = Some(part.take_context());
+        let context = Some(part.take());
         Ready { part, context, inputs, outputs }
     }
 
     /// The Program.
     pub fn program(&self) -> &Program {
-        self.part.loaded.program()
+        self.part.program()
     }
 
     /// Runs once.
@@ -302,7 +301,7 @@ impl Ready {
 impl Drop for Ready {
     fn drop(&mut self) {
         if let Some(context) = self.context.take() {
-            self.part.give_context(context);
+            self.part.give(context);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The one function that decides whether a result equals its reference: how far a Target's rounding may lead it away.
 //!
-//! `tol = 2·u(out)·|ref| + 4·u(acc)·√n·max(s, |ref|)`, where n is the length of the reduction and s = √Σ terms². The s of
-//! each family is a bound made from the largest elements, which is never below the true one. Integers and bools must be
-//! equal, NaN matches NaN, infinities match by sign; ops that only move elements keep every bit.
+//! `tol = 2·u(out)·|ref| + 4·u(acc)·√n·max(s, |ref|)`, where n is the length of the reduction and s = √Σ terms². The s
+//! of each family is a bound made from the largest elements, which is never below the true one. Integers and bools must
+//! be equal, NaN matches NaN, infinities match by sign; ops that only move elements keep every bit.
 
 use std::fmt;
 
@@ -42,8 +42,8 @@ struct Bound {
     absolute: f64,
     /// Not even the sign of a zero may change.
     is_bitwise: bool,
-    /// The result falls off like an exponential, whose rounded argument moves the result by as many units as the argument
-    /// is large: about |log result|.
+    /// The result falls off like an exponential, whose rounded argument moves the result by as many units as the
+    /// argument is large: about |log result|.
     has_tail: bool,
 }
 
@@ -134,8 +134,9 @@ impl Reference {
         let elements = expected.to_f64_vec().into_iter().zip(found.to_f64_vec()).enumerate();
         elements.into_iter().find_map(|(at, (expected, found))| {
             let tolerance = self.bound.tolerance(expected.abs().max(self.chain_scale));
-            let is_exact = self.bound.relative == 0.0 && self.bound.absolute == 0.0;
-            let is_near = if is_exact { expected == found } else { (expected - found).abs() <= tolerance };
+            // The distance to an infinity is no measure: its own bound is infinite too.
+            let is_exact = self.bound.relative == 0.0 && self.bound.absolute == 0.0 || expected.is_infinite();
+            let is_near = !is_exact && (expected - found).abs() <= tolerance;
             let fits = (expected.is_nan() && found.is_nan()) || expected == found || is_near;
             (!fits).then(|| format!("[{at}]: {found:?} found where {expected:?} ± {tolerance:e} is expected"))
         })
@@ -211,11 +212,11 @@ fn node_bound(node: &Node, operands: &[Tensor]) -> Bound {
         }
         Op::LayerNorm(op) => {
             let columns = x.shape()[op.axis..].iter().product();
-            norm_bound(&operands[..], columns, op.epsilon)
+            norm_bound(operands, columns, op.epsilon)
         }
         Op::GroupNorm(op) => {
             let columns = x.shape()[1] / op.groups.max(1) * x.shape()[2..].iter().product::<usize>();
-            norm_bound(&operands[..], columns, op.epsilon)
+            norm_bound(operands, columns, op.epsilon)
         }
         Op::RmsNorm(op) => {
             let columns: usize = x.shape()[op.axis..].iter().product();
@@ -312,5 +313,68 @@ fn scatter_bound(func: ScatterFn, operands: &[Tensor]) -> Bound {
         ScatterFn::Min | ScatterFn::Max => Bound::default(),
         ScatterFn::Add => sum_bound(x.dtype(), n, largest(x).max(largest(updates))),
         ScatterFn::Mul => Bound::relative(x.dtype(), n as f64),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use precast_ir::op::{Matmul, Softmax, Transpose, Unary};
+
+    use super::*;
+
+    fn reference(op: impl Into<Op>, inputs: &[Tensor]) -> Reference {
+        let mut graph = Graph::new("");
+        let values: Vec<_> = inputs.iter().map(|input| graph.add_input("", input.type_())).collect();
+        let output = graph.add(op, &values, &Default::default()).unwrap();
+        graph.add_output("", output);
+        Reference::new(&graph, inputs).unwrap()
+    }
+
+    fn floats(shape: &[usize], elements: &[f32]) -> Tensor {
+        Tensor::from_vec(shape, elements.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn the_bound_grows_with_the_reduction() {
+        let at = |n: usize| tolerance(DType::F32, DType::F32, n, 1.0, 1.0) / 2f64.powi(-24);
+        assert_eq!((at(1), at(16), at(256)), (6.0, 18.0, 66.0));
+    }
+
+    #[test]
+    fn a_wrong_digit_is_found_and_a_rounded_one_is_not() {
+        let op = Matmul { transpose_a: false, transpose_b: false };
+        let reference = reference(op, &[floats(&[1, 2], &[1.0, 2.0]), floats(&[2, 1], &[3.0, 4.0])]);
+        let found = |x: f32| reference.first_difference(&[floats(&[1, 1], &[x])]);
+        assert_eq!(found(11.0), None);
+        assert_eq!(found(11.000001), None);
+        assert!(found(11.0001).is_some());
+        assert!(found(f32::NAN).is_some());
+        assert!(reference.first_difference(&[floats(&[1], &[11.0])]).is_some(), "another shape");
+    }
+
+    #[test]
+    fn nan_matches_nan_and_infinities_match_by_sign() {
+        let op = Unary { func: UnaryFn::Exp, alpha: 0.0, beta: 0.0 };
+        let reference = reference(op, &[floats(&[2], &[f32::NAN, f32::INFINITY])]);
+        let found = |a: f32, b: f32| reference.first_difference(&[floats(&[2], &[a, b])]);
+        assert_eq!(found(-f32::NAN, f32::INFINITY), None);
+        assert!(found(0.0, f32::INFINITY).is_some());
+        assert!(found(f32::NAN, f32::NEG_INFINITY).is_some());
+        assert!(found(f32::NAN, f32::MAX).is_some());
+    }
+
+    #[test]
+    fn moved_elements_keep_every_bit() {
+        let reference = reference(Transpose { perm: vec![0] }, &[floats(&[1], &[0.0])]);
+        assert_eq!(reference.first_difference(&[floats(&[1], &[0.0])]), None);
+        assert!(reference.first_difference(&[floats(&[1], &[-0.0])]).is_some());
+    }
+
+    #[test]
+    fn infinite_operands_do_not_make_everything_near() {
+        let op = Softmax { axis: 0, log: false };
+        let reference = reference(op, &[floats(&[2], &[f32::NEG_INFINITY, 1.0])]);
+        assert!(reference.first_difference(&[floats(&[2], &[0.1, 0.9])]).is_some());
     }
 }

@@ -6,7 +6,7 @@ use precast_kernels::conv_int::{self, ConvIntAxis, ConvIntShape};
 use precast_kernels::conv_transpose;
 use precast_kernels::epilogue::{self, Bias};
 use precast_kernels::gemm_int::ZeroPoints;
-use precast_tensor::{DType, Dim, Tensor};
+use precast_tensor::{DType, Dim};
 
 use crate::ops::epilogue::Epilogue;
 use crate::ops::quantize::{zero_point, zero_points};
@@ -89,15 +89,19 @@ pub fn lower_conv(
     machine: Machine,
 ) -> Result<Option<Lowered>, String> {
     let Some(shape) = conv_shape(step, op) else { return Ok(None) };
+    // A bias is an operand of the convolution itself.
+    if epilogue.bias.is_some() {
+        return Ok(None);
+    }
     let packed = match step.constant(1) {
         None => None,
         Some(filter) => {
             let filter = filter.to_vec::<f32>().map_err(|error| error.to_string())?;
-            let packed = conv::pack_filter(machine.isa, &shape, &filter);
-            Some(Tensor::from_vec([packed.len()], packed).map_err(|error| error.to_string())?)
+            Some(conv::pack_filter(machine.isa, &shape, &filter))
         }
     };
-    let mut reads = vec![Read::Input(0), Read::Packed(packed)];
+    let packed_len = step.shape(1).iter().product();
+    let mut reads = vec![Read::Input(0), Read::packed(packed_len, packed)?];
     let own_bias = (2..step.input_count()).find(|&input| Some(input) != epilogue.residual);
     let mut push = |input: Option<usize>| {
         input.map(|input| {
@@ -142,23 +146,14 @@ pub fn lower_conv_int(step: &StepNode, op: &ConvInt, _machine: Machine) -> Resul
         return Ok(None);
     }
     let (is_x_signed, is_w_signed) = (step.dtype(0) == DType::I8, step.dtype(1) == DType::I8);
-    let packed = match step.constant(1) {
-        None => None,
-        Some(filter) => {
-            let packed = conv_int::pack_conv_int(&shape, filter.as_bytes(), is_w_signed);
-            Some(Tensor::from_vec([packed.len()], packed).map_err(|error| error.to_string())?)
-        }
-    };
+    let packed = step.constant(1).map(|filter| conv_int::pack_conv_int(&shape, filter.as_bytes(), is_w_signed));
+    let packed = Read::packed(conv_int::packed_conv_int_len(&shape), packed)?;
     let has_channel_zeros = elements(3) != 1;
-    let zeros = match (has_channel_zeros, step.constant(3)) {
-        (false, _) => Read::Input(3),
-        (true, None) => Read::Packed(None),
-        (true, Some(zeros)) => Read::Packed(Some(zero_points(zeros)?)),
-    };
+    let zeros = if has_channel_zeros { zero_points(step, 3)? } else { Read::Input(3) };
     let scratch = conv_int::conv_int_scratch_len(&shape, is_x_signed);
     Ok(Some(Lowered {
         kernel: "conv_int".to_string(),
-        reads: vec![Read::Input(0), Read::Packed(packed), Read::Input(2), zeros],
+        reads: vec![Read::Input(0), packed, Read::Input(2), zeros],
         scratch_bytes: scratch,
         run: Box::new(move |args, exec| {
             let w_zero = if has_channel_zeros {

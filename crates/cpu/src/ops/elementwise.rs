@@ -161,7 +161,8 @@ fn scalar(tensor: &Tensor) -> Option<Scalar> {
     })
 }
 
-/// A bound of a clamp, rounded to an integer for integers, as the element type holds it: what lies beyond the type is its end.
+/// A bound of a clamp as the element type holds it: for integers rounded by `round`, and what lies beyond the type is
+/// its end.
 fn limit(dtype: DType, bound: f64, round: fn(f64) -> f64) -> Option<Scalar> {
     let bound = if dtype == DType::F32 { bound } else { round(bound) };
     Some(match dtype {

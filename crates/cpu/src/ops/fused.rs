@@ -10,8 +10,10 @@ use crate::step::{Lowered, Machine, StepNode};
 /// The kernel of a fused body.
 pub fn lower(step: &StepNode, body: &Graph, machine: Machine) -> Result<Option<Lowered>, String> {
     let Some(root) = body.nodes().first() else { return Ok(None) };
+    let is_in_order = body.inputs().starts_with(&root.inputs);
     match &root.op {
         // A body's inputs are the step's inputs in order of first use, so the root's operands come first.
+        Op::Conv(_) | Op::Matmul(_) if !is_in_order => Ok(None),
         Op::Conv(op) => match Epilogue::of(body) {
             Some(epilogue) => conv::lower_conv(step, op, &epilogue, machine),
             None => Ok(None),

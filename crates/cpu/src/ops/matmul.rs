@@ -6,7 +6,7 @@ use precast_kernels::gemm::{
     self, BatchedGemm, BatchedOperand, MatrixA, MatrixB, Order, Packing, gemm_batched_scratch_len, gemm_scratch_len,
 };
 use precast_kernels::gemm_int::{self, GemmInt, ZeroPoints};
-use precast_tensor::{DType, Tensor};
+use precast_tensor::DType;
 
 use crate::ops::epilogue::Epilogue;
 use crate::ops::quantize::{zero_point, zero_points};
@@ -20,6 +20,10 @@ pub fn lower_matmul(
     machine: Machine,
 ) -> Result<Option<Lowered>, String> {
     if step.dtype(0) != DType::F32 || step.dtype(1) != DType::F32 {
+        return Ok(None);
+    }
+    let columns = step.output_shape(0).last().copied().unwrap_or(0);
+    if epilogue.bias.is_some_and(|bias| step.shape(bias).iter().product::<usize>() != columns) {
         return Ok(None);
     }
     if step.is_constant(1) && step.shape(1).len() == 2 && !op.transpose_a {
@@ -47,13 +51,12 @@ fn lower_weights(step: &StepNode, op: &Matmul, epilogue: &Epilogue, machine: Mac
             } else {
                 MatrixB::Rows { data: &elements, stride: n }
             };
-            let packed = gemm::pack_b(machine.isa, k, n, matrix);
-            Some(Tensor::from_vec([packed.len()], packed).map_err(|error| error.to_string())?)
+            Some(gemm::pack_b(machine.isa, k, n, matrix))
         }
     };
     let scratch =
         gemm_scratch_len(machine.isa, machine.threads, m, n, k, Packing::Plain, Packing::Packed) * size_of::<f32>();
-    let mut reads = vec![Read::Input(0), Read::Packed(packed)];
+    let mut reads = vec![Read::Input(0), Read::packed(gemm::packed_b_len(machine.isa, k, n), packed)?];
     let bias = epilogue.bias.map(|input| push(&mut reads, input));
     let residual = epilogue.residual.map(|input| push(&mut reads, input));
     let activation = epilogue.activation;
@@ -169,21 +172,18 @@ pub fn lower_matmul_int(step: &StepNode, _machine: Machine) -> Result<Option<Low
     let (is_a_signed, is_b_signed) = (step.dtype(0) == DType::I8, step.dtype(1) == DType::I8);
     let is_b_constant = step.is_constant(1);
     let mut reads = vec![Read::Input(0), Read::Input(2)];
-    reads.push(match (is_b_constant, step.constant(1)) {
-        (false, _) => Read::Input(1),
-        (true, None) => Read::Packed(None),
-        (true, Some(tensor)) => {
-            let packed = gemm_int::pack_b_int(k, n, tensor.as_bytes(), is_b_signed, false);
-            Read::Packed(Some(Tensor::from_vec([packed.len()], packed).map_err(|error| error.to_string())?))
-        }
+    reads.push(if is_b_constant {
+        let packed = step.constant(1).map(|tensor| gemm_int::pack_b_int(k, n, tensor.as_bytes(), is_b_signed, false));
+        Read::packed(gemm_int::packed_b_int_len(k, n), packed)?
+    } else {
+        Read::Input(1)
     });
     let has_column_zeros = elements(3) != 1;
-    reads.push(match (has_column_zeros, step.is_constant(3), step.constant(3)) {
-        (false, _, _) => Read::Input(3),
+    reads.push(match (has_column_zeros, step.is_constant(3)) {
+        (false, _) => Read::Input(3),
         // Zero points of columns that are computed at run time are rare.
-        (true, false, _) => return Ok(None),
-        (true, true, None) => Read::Packed(None),
-        (true, true, Some(tensor)) => Read::Packed(Some(zero_points(tensor)?)),
+        (true, false) => return Ok(None),
+        (true, true) => zero_points(step, 3)?,
     });
     let a_bytes = gemm_int::gemm_int_scratch_len(m, k, is_a_signed);
     let b_bytes = if is_b_constant { 0 } else { gemm_int::packed_b_int_len(k, n) };

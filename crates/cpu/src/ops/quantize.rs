@@ -5,7 +5,7 @@ use precast_kernels::quantize::{self, QuantizeShape};
 use precast_tensor::{DType, Tensor};
 
 use crate::ops::around;
-use crate::step::{Lowered, StepNode};
+use crate::step::{Lowered, Read, StepNode};
 
 /// How the parameters lie over x: one for all, or one along the axis. Blocks are rare.
 fn parameters(step: &StepNode, axis: usize, block: usize) -> Option<QuantizeShape> {
@@ -76,8 +76,8 @@ pub fn zero_point(bytes: &[u8], is_signed: bool) -> i32 {
 }
 
 /// Constant zero points as integer kernels read them.
-pub fn zero_points(tensor: &Tensor) -> Result<Tensor, String> {
-    let zeros = tensor.to_i64_vec().map_err(|error| error.to_string())?;
-    let zeros: Vec<i32> = zeros.iter().map(|&zero| zero as i32).collect();
-    Tensor::from_vec([zeros.len()], zeros).map_err(|error| error.to_string())
+pub fn zero_points(step: &StepNode, input: usize) -> Result<Read, String> {
+    let zeros = step.constant(input).map(Tensor::to_i64_vec).transpose().map_err(|error| error.to_string())?;
+    let zeros: Option<Vec<i32>> = zeros.map(|zeros| zeros.iter().map(|&zero| zero as i32).collect());
+    Read::packed(step.shape(input).iter().product(), zeros)
 }

@@ -4,7 +4,7 @@ use precast_ir::op::{Direction, Recurrent, RecurrentFn, UnaryFn};
 use precast_kernels::epilogue::{Activation, Bias, Epilogue};
 use precast_kernels::gemm::{self, MatrixA, MatrixB, Packing};
 use precast_kernels::recurrent::{self, LstmOptions, Reset, SequenceShape, Start};
-use precast_tensor::{DType, Tensor};
+use precast_tensor::DType;
 
 use crate::step::{Lowered, Machine, Read, StepNode};
 
@@ -68,7 +68,9 @@ pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Res
         [None, None, None]
     };
     let mut reads = vec![Read::Input(0)];
-    reads.extend(packed.into_iter().map(Read::Packed));
+    for (packed, len) in packed.into_iter().zip(packed_lens(op, layer, machine)) {
+        reads.push(Read::packed(directions * len, packed)?);
+    }
     let mut push = |input: Option<usize>| {
         input.map(|input| {
             reads.push(Read::Input(input));
@@ -213,7 +215,7 @@ fn pack(
     operands: &Operands,
     layer: Layer,
     machine: Machine,
-) -> Result<[Tensor; 3], String> {
+) -> Result<[Vec<f32>; 3], String> {
     let read = |input: usize| -> Result<Vec<f32>, String> {
         let tensor = step.constant(input).ok_or("a constant has no value")?;
         tensor.to_vec::<f32>().map_err(|error| error.to_string())
@@ -249,6 +251,16 @@ fn pack(
         }));
         biases.extend_from_slice(&hidden_bias[last..]);
     }
-    let tensor = |elements: Vec<f32>| Tensor::from_vec([elements.len()], elements).map_err(|error| error.to_string());
-    Ok([tensor(packed_w)?, tensor(packed_r)?, tensor(biases)?])
+    Ok([packed_w, packed_r, biases])
+}
+
+/// How many elements a direction has of each of what `pack` gives.
+fn packed_lens(op: &Recurrent, layer: Layer, machine: Machine) -> [usize; 3] {
+    let Layer { hidden, gates, input, .. } = layer;
+    let packed = |rows: usize, columns: usize| gemm::packed_b_len(machine.isa, rows, columns);
+    let recurrent = match op.func {
+        RecurrentFn::Gru => packed(hidden, 2 * hidden) + packed(hidden, hidden),
+        RecurrentFn::Lstm | RecurrentFn::Rnn => packed(hidden, gates * hidden),
+    };
+    [packed(input, gates * hidden), recurrent, gates * hidden + hidden]
 }

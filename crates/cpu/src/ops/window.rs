@@ -18,7 +18,7 @@ pub fn lower_pool(step: &StepNode, op: &Pool) -> Result<Option<Lowered>, String>
     };
     let (x, y) = (step.shape(0), step.output_shape(0));
     let axis = |position: usize| {
-        Some(PoolAxis {
+        let axis = PoolAxis {
             input: x[position + 2],
             output: y[position + 2],
             kernel: op.window[position],
@@ -26,7 +26,8 @@ pub fn lower_pool(step: &StepNode, op: &Pool) -> Result<Option<Lowered>, String>
             pad_begin: op.pad_lo[position].as_usize()?,
             pad_end: op.pad_hi[position].as_usize()?,
             dilation: op.dilation[position],
-        })
+        };
+        is_near(axis).unwrap_or(false).then_some(axis)
     };
     let line = PoolAxis { input: 1, output: 1, kernel: 1, stride: 1, pad_begin: 0, pad_end: 0, dilation: 1 };
     let (height, width) = match op.window.len() {
@@ -43,6 +44,15 @@ pub fn lower_pool(step: &StepNode, op: &Pool) -> Result<Option<Lowered>, String>
         window::pool(&exec, kernel, &shape, args.read(0), args.write(0));
         Ok(())
     })))
+}
+
+/// Whether every window starts inside the padded axis and is not much longer than it. The kernel goes over all
+/// positions of a window, so that others would take forever; numbers that overflow are `None`.
+fn is_near(axis: PoolAxis) -> Option<bool> {
+    let padded = axis.input.checked_add(axis.pad_begin)?.checked_add(axis.pad_end)?;
+    let last_start = axis.output.saturating_sub(1).checked_mul(axis.stride)?;
+    let reach = axis.kernel.checked_mul(axis.dilation)?;
+    Some(last_start <= padded && reach <= padded.checked_add(axis.stride)?.checked_add(axis.dilation)?)
 }
 
 /// Resizing of the last two axes.

@@ -1,5 +1,5 @@
-//! The product of what ends in an epilogue (convolutions of every kind, products) and of epilogues. The passes must make
-//! one step of each.
+//! The product of what ends in an epilogue (convolutions of every kind, products) and of epilogues. The passes must
+//! make one step of each.
 
 use precast_ir::op::{Binary, BinaryFn, Clamp, Conv, Matmul, Unary, UnaryFn};
 use precast_ir::{Graph, Op, ValueId};

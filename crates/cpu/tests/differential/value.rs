@@ -87,7 +87,7 @@ impl Random {
                 let special = SPECIAL_FLOATS[self.next(NON_FINITE_COUNT) as usize].into();
                 if self.next(5) == 0 { special } else { self.unit() * 4.0 - 2.0 }
             }
-            Fill::Special => match SPECIAL_FLOATS.get(at / 2).filter(|_| at % 2 == 0) {
+            Fill::Special => match SPECIAL_FLOATS.get(at / 2).filter(|_| at.is_multiple_of(2)) {
                 Some(&special) => f64::from(special),
                 None => SPECIAL_FLOATS[self.next(SPECIAL_FLOATS.len() as u64) as usize].into(),
             },
@@ -112,7 +112,7 @@ impl Random {
                 let bits = i128::from(dtype.bits());
                 let special = [least, most, 0, 1, -1, 2, least + 1, most - 1, bits, bits - 1, bits + 1, -2, 7, -7];
                 let special: Vec<i128> = special.into_iter().filter(|x| (least..=most).contains(x)).collect();
-                match special.get(at / 2).filter(|_| at % 2 == 0) {
+                match special.get(at / 2).filter(|_| at.is_multiple_of(2)) {
                     Some(&special) => special,
                     None if self.next(2) == 0 => special[self.next(special.len() as u64) as usize],
                     None => plain(self),

@@ -278,6 +278,21 @@ fn clamp_keeps_nan_and_limits_integers() {
     assert_eq!(eval(Clamp { lo: 3.0, hi: 1.0 }, &[f32s(&[], &[2.0])]), f32s(&[], &[1.0]));
 }
 
+#[test]
+fn clamp_limits_beyond_an_integer_type_are_its_ends() {
+    let bytes = |values: &[i128]| Tensor::from_i128(DType::U8, [values.len()], values).unwrap();
+    assert_eq!(eval(Clamp { lo: -5.0, hi: 300.0 }, &[bytes(&[0, 255])]), bytes(&[0, 255]));
+    assert_eq!(eval(Clamp { lo: 300.0, hi: 400.0 }, &[bytes(&[0, 255])]), bytes(&[255, 255]));
+    assert_eq!(eval(Clamp { lo: 5.0, hi: -5.0 }, &[bytes(&[0, 255])]), bytes(&[0, 0]));
+}
+
+#[test]
+fn acosh_below_one_is_nan() {
+    let acosh = Unary { func: UnaryFn::Acosh, alpha: 0.0, beta: 0.0 };
+    let found = eval(acosh, &[f32s(&[4], &[-20.0, -1.0, 0.5, 1.0])]).to_f64_vec();
+    assert_eq!(format!("{found:?}"), "[NaN, NaN, NaN, 0.0]");
+}
+
 fn cast(to: DType, tensor: Tensor) -> Tensor {
     eval(Cast { to, saturate: true }, &[tensor])
 }

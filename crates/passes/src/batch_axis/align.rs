@@ -30,8 +30,8 @@ pub(super) fn beside<'s>(
 ) -> Result<Rows, Refusal> {
     match whole(view, others)? {
         State::Dup(site) => rows.dup = rows.dup.or(Some(site)),
-        State::Extent(_) => return Err(meets_size(view)),
-        State::Free | State::Row(_) | State::Mixed(_) => {}
+        State::Free => {}
+        State::Extent(_) | State::Row(_) | State::Mixed(_) => return Err(meets_size(view)),
     }
     Ok(rows)
 }

@@ -4,7 +4,7 @@
 use precast_tensor::Dim;
 
 use super::align::{all_whole, carried, in_step};
-use super::state::{Answer, State, View};
+use super::state::{Answer, View};
 
 /// Quantize and dequantize: inputs x, scale and an optional zero point of the scale's shape.
 pub(super) fn scaled(axis: usize, block: usize, view: &View<'_>) -> Answer {
@@ -21,9 +21,4 @@ pub(super) fn scaled(axis: usize, block: usize, view: &View<'_>) -> Answer {
         _ if axis == rows.axis => Err(view.over(rows.axis, "scales blocks")),
         _ => in_step_at(rows.axis),
     }
-}
-
-/// Random ops: samples are counted over the whole tensor, and a later run may draw others.
-pub(super) fn random(view: &View<'_>) -> Answer {
-    Ok(State::Mixed(view.site(None, "draws random numbers")))
 }

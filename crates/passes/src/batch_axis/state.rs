@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use precast_tensor::{Dim, Symbol, Type};
+use precast_tensor::{Dim, Ranges, Symbol, Type};
 
 use super::Grade;
+use super::places::Known;
 
 /// A node that ties rows together, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,8 +132,11 @@ pub(super) type Answer = Result<State, Refusal>;
 /// One node as a rule sees it. Among the states of its inputs is no `Mixed`, except for ops with bodies.
 pub(super) struct View<'a> {
     pub dim: &'a Symbol,
+    pub ranges: &'a Ranges,
+    /// Types of the inputs, simplified under the ranges.
     pub types: Vec<&'a Type>,
     pub states: Vec<&'a State>,
+    pub known: Vec<&'a Known>,
     /// The node, without axis and reason.
     pub site: Site,
 }
@@ -149,6 +153,16 @@ impl View<'_> {
     /// Dims of an input.
     pub fn dims(&self, input: usize) -> &[Dim] {
         &self.types[input].dims
+    }
+
+    /// A size among the attributes, simplified as the Types are.
+    pub fn size(&self, size: &Dim) -> Dim {
+        size.simplify(self.ranges)
+    }
+
+    /// Sizes among the attributes, simplified as the Types are.
+    pub fn simplified(&self, sizes: &[Dim]) -> Vec<Dim> {
+        sizes.iter().map(|size| self.size(size)).collect()
     }
 
     /// Whether a size depends on the Dim.

@@ -41,20 +41,21 @@ pub(super) fn roi_align(view: &View<'_>) -> Answer {
 }
 
 pub(super) fn resize(op: &Resize, view: &View<'_>) -> Answer {
+    let output = view.simplified(&op.output);
     let Some(rows) = view.rows(0) else {
-        view.check_sizes("output size", &op.output)?;
+        view.check_sizes("output size", &output)?;
         return all_whole(view);
     };
     let axis = rows.axis;
     let is_crop = |at: usize, edge: f64| op.roi.get(at).is_some_and(|roi| *roi != edge);
-    let is_kept = op.output.get(axis) == Some(&view.dims(0)[axis])
+    let is_kept = output.get(axis) == Some(&view.dims(0)[axis])
         && op.scales.get(axis) == Some(&1.0)
         && !is_crop(axis, 0.0)
         && !is_crop(axis + op.scales.len(), 1.0);
     if !is_kept {
         return Err(view.over(axis, "resizes"));
     }
-    view.check_sizes("output size", op.output.iter().enumerate().filter(|(at, _)| *at != axis).map(|(_, size)| size))?;
+    view.check_sizes("output size", output.iter().enumerate().filter(|(at, _)| *at != axis).map(|(_, size)| size))?;
     Ok(State::Row(rows.clone()))
 }
 

@@ -1,0 +1,224 @@
+//! Constants by digest: one file each, mapped, verified when first loaded, and in memory once however many Programs
+//! name them. What a compile puts stays in memory until a Program that names it is published.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use precast_program::ArtifactStore;
+use precast_program::store::StoreError;
+use precast_tensor::{DType, Digest, Tensor};
+
+use crate::disk::{Answer, Call, Disk, DiskError};
+use crate::layout::Layout;
+use crate::miss::{Event, Miss};
+use crate::options::EventSink;
+use crate::publish::{self, Existing};
+
+/// First bytes of a constant's file.
+pub const MAGIC: [u8; 8] = *b"PRECASTW";
+const FORMAT: u32 = 1;
+/// The header is a page, so that mapped elements are aligned for every type and instruction.
+const HEADER_BYTES: usize = 4096;
+const DIGEST_BYTES: usize = 32;
+/// Magic, format and length of the description.
+const DESCRIPTION_AT: usize = 8 + 4 + 4;
+
+/// Constants on disk and in memory. Clones share both.
+#[derive(Clone)]
+pub struct WeightStore(Arc<Inner>);
+
+struct Inner {
+    files: Option<Files>,
+    residents: Mutex<BTreeMap<Digest, Resident>>,
+    events: EventSink,
+}
+
+/// Where constants lie on disk, and what may be done there.
+pub(crate) struct Files {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) layout: Layout,
+    /// On network file systems a file may change under a mapping, so it is read.
+    pub(crate) is_network: bool,
+    pub(crate) is_writable: bool,
+}
+
+#[derive(Clone)]
+struct Resident {
+    tensor: Tensor,
+    /// Whether the bytes are those of the file, so that keeping them costs no memory of our own.
+    is_from_file: bool,
+}
+
+impl WeightStore {
+    pub(crate) fn new(files: Option<Files>, events: EventSink) -> WeightStore {
+        WeightStore(Arc::new(Inner { files, residents: Mutex::default(), events }))
+    }
+
+    /// Constants in memory or mapped, and their bytes.
+    pub fn resident(&self) -> (usize, u64) {
+        let residents = self.residents();
+        let bytes = residents.values().map(|resident| resident.tensor.as_bytes().len() as u64).sum();
+        (residents.len(), bytes)
+    }
+
+    /// The constant, from memory or from its file, verified.
+    pub(crate) fn load(&self, digest: &Digest) -> Result<Tensor, Miss> {
+        if let Some(resident) = self.residents().get(digest) {
+            return Ok(resident.tensor.clone());
+        }
+        let tensor = self.read(digest)?;
+        Ok(self.keep(*digest, Resident { tensor, is_from_file: true }))
+    }
+
+    /// Takes the bytes of a constant's file that came from elsewhere, verified.
+    pub(crate) fn adopt(&self, digest: &Digest, file: Bytes) -> Result<Tensor, Miss> {
+        let tensor = parse(digest, file)?;
+        Ok(self.keep(*digest, Resident { tensor, is_from_file: false }))
+    }
+
+    /// Makes sure that the constant is on disk; gives the bytes that this added.
+    pub(crate) fn publish(&self, digest: &Digest) -> Answer<u64> {
+        let Some(files) = &self.0.files else { return Ok(0) };
+        let path = files.layout.weight(digest);
+        let resident = self.residents().get(digest).cloned();
+        let mut added = 0;
+        // Twice: a file that turns out to be damaged is moved away and written again.
+        for _ in 0..2 {
+            if files.disk.stat(&path).is_err() {
+                let Some(resident) = &resident else {
+                    return Err(DiskError::new(Call::Stat, &path, std::io::ErrorKind::NotFound.into()));
+                };
+                let header = header(&resident.tensor, &path)?;
+                let parts = [&header[..], resident.tensor.as_bytes()];
+                publish::publish(&*files.disk, &files.layout, &path, &parts, Existing::Keeps)?;
+                added += (header.len() + resident.tensor.as_bytes().len()) as u64;
+            }
+            let is_done = resident.as_ref().is_none_or(|resident| resident.is_from_file) || files.is_network;
+            if is_done {
+                break;
+            }
+            // From here on the mapped file takes the place of the copy in memory.
+            match self.read(digest) {
+                Ok(tensor) => {
+                    self.residents().insert(*digest, Resident { tensor, is_from_file: true });
+                    break;
+                }
+                Err(Miss::Corrupt { .. } | Miss::Absent { .. }) => {}
+                Err(Miss::Unavailable { .. } | Miss::Incompatible { .. }) => break,
+            }
+        }
+        Ok(added)
+    }
+
+    /// Lets go of constants that are not among these.
+    pub(crate) fn retain(&self, named: &BTreeSet<Digest>) {
+        self.residents().retain(|digest, _| named.contains(digest));
+    }
+
+    /// The bytes of a constant's file as a header and the elements, without copying the elements.
+    pub(crate) fn file_parts(&self, digest: &Digest) -> Result<[Bytes; 2], Miss> {
+        let tensor = self.load(digest)?;
+        let header = header(&tensor, Path::new(&Layout::weight_name(digest)))?;
+        Ok([Bytes::from(header), tensor.bytes().clone()])
+    }
+
+    /// Reads and verifies the file, whether or not the constant is in memory. A damaged one is moved away.
+    pub(crate) fn read(&self, digest: &Digest) -> Result<Tensor, Miss> {
+        let Some(files) = &self.0.files else { return Err(Miss::absent()) };
+        let path = files.layout.weight(digest);
+        let bytes = if files.is_network { files.disk.read(&path)? } else { files.disk.map(&path)? };
+        let miss = match parse(digest, bytes) {
+            Ok(tensor) => return Ok(tensor),
+            Err(miss) => miss,
+        };
+        if files.is_writable && matches!(miss, Miss::Corrupt { .. }) {
+            match publish::quarantine(&*files.disk, &files.layout, &path, &miss) {
+                Ok(()) => {
+                    (self.0.events)(&Event::Quarantined { name: Layout::weight_name(digest), miss: miss.clone() })
+                }
+                Err(error) => (self.0.events)(&Event::unavailable("quarantining a constant", &error)),
+            }
+        }
+        Err(miss)
+    }
+
+    /// Keeps the first of two equal constants, so that there is one in memory.
+    fn keep(&self, digest: Digest, resident: Resident) -> Tensor {
+        self.residents().entry(digest).or_insert(resident).tensor.clone()
+    }
+
+    fn residents(&self) -> MutexGuard<'_, BTreeMap<Digest, Resident>> {
+        self.0.residents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ArtifactStore for WeightStore {
+    fn put(&self, tensor: &Tensor) -> Result<Digest, StoreError> {
+        let digest = tensor.digest();
+        self.keep(digest, Resident { tensor: tensor.clone(), is_from_file: false });
+        Ok(digest)
+    }
+
+    fn get(&self, digest: &Digest) -> Result<Tensor, StoreError> {
+        let name = digest.to_string();
+        self.load(digest).map_err(|miss| match miss {
+            Miss::Absent { .. } => StoreError::Missing(name),
+            Miss::Corrupt { .. } | Miss::Incompatible { .. } => StoreError::Corrupt(name),
+            Miss::Unavailable { message, .. } => {
+                StoreError::Io { digest: name, source: std::io::Error::other(message) }
+            }
+        })
+    }
+}
+
+/// The page before the elements: what type and shape they have.
+fn header(tensor: &Tensor, path: &Path) -> Answer<Vec<u8>> {
+    let shape: Vec<u64> = tensor.shape().iter().map(|&size| size as u64).collect();
+    let too_long = || DiskError::new(Call::Write, path, std::io::ErrorKind::InvalidInput.into());
+    let description = postcard::to_stdvec(&(tensor.dtype().name(), shape)).map_err(|_| too_long())?;
+    let digest_at = HEADER_BYTES - DIGEST_BYTES;
+    if DESCRIPTION_AT + description.len() > digest_at {
+        return Err(too_long());
+    }
+    let mut page = vec![0; HEADER_BYTES];
+    page[..8].copy_from_slice(&MAGIC);
+    page[8..12].copy_from_slice(&FORMAT.to_le_bytes());
+    page[12..16].copy_from_slice(&(description.len() as u32).to_le_bytes());
+    page[DESCRIPTION_AT..DESCRIPTION_AT + description.len()].copy_from_slice(&description);
+    let digest = blake3::hash(&page[..digest_at]);
+    page[digest_at..].copy_from_slice(digest.as_bytes());
+    Ok(page)
+}
+
+/// The constant in the bytes of its file. The digest covers type, shape and elements; the header's own digest covers
+/// the rest of the page, so every bit counts.
+fn parse(digest: &Digest, bytes: Bytes) -> Result<Tensor, Miss> {
+    let section = format!("constant {digest}");
+    let damaged = |expected: &str, got: String| Miss::corrupt(section.clone(), expected, got);
+    if bytes.len() < HEADER_BYTES {
+        return Err(damaged("a header", format!("{} bytes", bytes.len())));
+    }
+    let page = &bytes[..HEADER_BYTES];
+    let digest_at = HEADER_BYTES - DIGEST_BYTES;
+    if page[..8] != MAGIC
+        || page[8..12] != FORMAT.to_le_bytes()
+        || blake3::hash(&page[..digest_at]).as_bytes() != &page[digest_at..]
+    {
+        return Err(damaged("a header that agrees with its digest", "another".to_string()));
+    }
+    let (dtype, shape): (String, Vec<u64>) =
+        postcard::from_bytes(&page[DESCRIPTION_AT..digest_at]).map_err(|error| damaged("a Type", error.to_string()))?;
+    let dtype = DType::from_name(&dtype).ok_or_else(|| damaged("an element type", dtype.clone()))?;
+    let shape: Result<Vec<usize>, _> = shape.into_iter().map(usize::try_from).collect();
+    let shape = shape.map_err(|error| damaged("a shape", error.to_string()))?;
+    let elements = bytes.slice(HEADER_BYTES..);
+    let tensor = Tensor::new(dtype, shape, elements).map_err(|error| damaged("elements", error.to_string()))?;
+    let got = tensor.digest();
+    if got == *digest { Ok(tensor) } else { Err(damaged(&digest.to_string(), got.to_string())) }
+}
+
+#[cfg(test)]
+#[path = "weights_tests.rs"]
+mod tests;
