@@ -2,8 +2,8 @@
 //! Order of locks: flight, file lock, compile (spec C13). No failure of the cache is a failure of the request.
 
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use precast_program::Program;
@@ -20,7 +20,7 @@ use crate::options::{CacheOptions, Mode};
 use crate::publish;
 use crate::remote::Remote;
 use crate::room::Room;
-use crate::weights::{Files, WeightStore};
+use crate::weights::{Files, Unnamed, WeightStore};
 
 /// Programs and their constants, in memory, on disk and in a remote store. Shared by all threads of a process.
 pub struct ProgramCache {
@@ -33,6 +33,8 @@ pub struct ProgramCache {
     pub(crate) room: Room,
     pub(crate) remote: Option<Remote>,
     flights: Flights,
+    /// Read while a compile may have constants in memory that no Program in memory names yet.
+    compiling: RwLock<()>,
     is_unlocked_reported: AtomicBool,
 }
 
@@ -91,6 +93,7 @@ impl ProgramCache {
             room: Room::default(),
             remote,
             flights: Flights::default(),
+            compiling: RwLock::default(),
             is_unlocked_reported: AtomicBool::new(false),
             options,
         })
@@ -166,7 +169,10 @@ impl ProgramCache {
 
     /// Lets go of Programs in memory that nobody uses, and of their constants.
     pub fn trim(&self) {
-        self.weights.retain(&self.memory.trim());
+        let named = self.memory.trim();
+        // While something compiles, only constants that can be read again are let go.
+        let alone = self.compiling.try_write();
+        self.weights.retain(&named, if alone.is_ok() { Unnamed::AllGo } else { Unnamed::MappedGo });
     }
 
     /// Programs in memory.
@@ -205,16 +211,14 @@ impl ProgramCache {
                 Acquired::Without(reason) => self.report_unlocked(reason),
             }
             // Whoever held the lock before may have published.
-            if self.mode != Mode::Refresh && self.is_filed(wanted) {
-                if let Ok(program) = self.load(wanted) {
-                    return Ok(Fetched { lock_wait, miss: Some(miss), ..found(program, Origin::Disk) });
-                }
+            let is_filed = self.mode != Mode::Refresh && self.is_filed(wanted);
+            if let Some(program) = is_filed.then(|| self.load(wanted).ok()).flatten() {
+                return Ok(Fetched { lock_wait, miss: Some(miss), ..found(program, Origin::Disk) });
             }
         }
-        if self.mode != Mode::Refresh {
-            if let Some(program) = self.fetch(wanted) {
-                return Ok(Fetched { lock_wait, miss: Some(miss), ..found(program, Origin::Remote) });
-            }
+        let may_fetch = self.mode != Mode::Refresh;
+        if let Some(program) = may_fetch.then(|| self.fetch(wanted)).flatten() {
+            return Ok(Fetched { lock_wait, miss: Some(miss), ..found(program, Origin::Remote) });
         }
         let miss = self.explained(wanted, miss);
         if self.mode == Mode::LookupOnly {
@@ -238,6 +242,7 @@ impl ProgramCache {
                 return Ok(Fetched { program, origin: Origin::Remote, miss: Some(miss), lock_wait });
             }
         };
+        let _compiling = self.compiling.read().unwrap_or_else(PoisonError::into_inner);
         let started = Instant::now();
         let compiled: Compiled = make().map_err(|error| GetError::Make(Arc::new(error)))?.into();
         let compile_time = started.elapsed();
@@ -332,6 +337,9 @@ fn open_root(options: &CacheOptions, layout: &Layout) -> Result<Mode, CacheError
 #[cfg(test)]
 #[path = "fault_tests.rs"]
 mod fault_tests;
+#[cfg(test)]
+#[path = "process_tests.rs"]
+mod process_tests;
 #[cfg(test)]
 #[path = "cache_tests.rs"]
 mod tests;

@@ -61,6 +61,19 @@ fn constants_travel_with_their_program_and_lie_on_disk_once() {
 }
 
 #[test]
+fn trimming_while_something_compiles_keeps_its_constants() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path());
+    let got: Got = cache.get_or(&record("m", 1), || {
+        let program = program_with(&cache, "m", 1, &constant(5, 100));
+        cache.trim();
+        Ok(program)
+    });
+    got.unwrap();
+    assert!(open(dir.path()).probe(&record("m", 1)).is_ok());
+}
+
+#[test]
 fn a_moved_or_copied_root_still_hits() {
     let dir = tempfile::tempdir().unwrap();
     let (old, new) = (dir.path().join("old"), dir.path().join("new"));

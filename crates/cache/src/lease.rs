@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use crate::artifact::Wanted;
 use crate::cache::ProgramCache;
 use crate::index::now_s;
+use crate::options::Mode;
 use crate::remote::{Remote, RemoteError};
 
 /// A lease that is not renewed ends after this many seconds.
@@ -117,7 +118,9 @@ impl ProgramCache {
     /// The lease to compile a Program, or the Program that another machine compiled meanwhile. Without a store, or where
     /// it does not answer, there is no lease and nothing is lost.
     pub(crate) fn lease(&self, wanted: &Wanted) -> Result<Option<Lease>, Arc<Program>> {
-        let Some(remote) = self.remote.as_ref().filter(|remote| remote.is_uploading() && self.mode.writes()) else {
+        // A refresh compiles whatever others have or do.
+        let may_share = self.mode == Mode::ReadWrite;
+        let Some(remote) = self.remote.as_ref().filter(|remote| remote.is_uploading() && may_share) else {
             return Ok(None);
         };
         let name = format!("leases/{}", wanted.key);

@@ -16,7 +16,7 @@ use crate::key::ProgramKey;
 use crate::layout::Layout;
 use crate::lease::Lease;
 use crate::miss::{CacheError, Event, Miss};
-use crate::options::CacheOptions;
+use crate::options::{CacheOptions, Mode};
 use crate::publish::{self, Existing};
 use crate::remote::{Remote, RemoteError};
 
@@ -100,13 +100,15 @@ impl ProgramCache {
         }
         objects.push((Layout::program_name(&wanted.key), vec![bytes.clone()]));
         let (client, events) = (remote.clone(), Arc::clone(&self.options.events));
+        // A refresh replaces what is there; otherwise the first stays.
+        let mode = if self.mode == Mode::Refresh { PutMode::Overwrite } else { PutMode::Create };
         let loser = Loser { wanted: wanted.clone(), options: self.options.clone(), layout: self.layout.clone(), bytes };
         let job = async move {
             let _lease = lease;
             // Weights come before the Program that names them; without them it must not appear.
             let mut is_first = false;
             for (name, parts) in objects {
-                match put_limited(&client, &name, parts).await {
+                match put_limited(&client, &name, parts, mode.clone()).await {
                     Ok(()) => is_first = true,
                     Err(RemoteError::Exists) => is_first = false,
                     Err(error) => {
@@ -233,9 +235,9 @@ impl ProgramCache {
     }
 }
 
-async fn put_limited(remote: &Remote, name: &str, parts: Vec<Bytes>) -> Result<(), RemoteError> {
+async fn put_limited(remote: &Remote, name: &str, parts: Vec<Bytes>, mode: PutMode) -> Result<(), RemoteError> {
     let limit = remote.limit_of(parts.iter().map(|part| part.len() as u64).sum());
-    let put = tokio::time::timeout(limit, remote.put(name, parts, PutMode::Create)).await;
+    let put = tokio::time::timeout(limit, remote.put(name, parts, mode)).await;
     put.unwrap_or_else(|_| Err(RemoteError::Failed(format!("no answer within {limit:?}")))).map(drop)
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::*;
 use crate::cache::{Fetched, Origin};
 use crate::miss::GetError;
-use crate::options::{Mode, RemoteOptions};
+use crate::options::RemoteOptions;
 use crate::testing::{Told, constant, files_below, program_with, record};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -121,6 +121,42 @@ fn an_ended_lease_is_taken_over() {
     assert_eq!(get(&cache, 4).origin, Origin::Compiled);
     assert!(cache.flush(LONG));
     assert!(!lease.exists());
+}
+
+#[test]
+fn a_host_that_lost_the_put_loads_the_winners_bytes_next_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, told) = (dir.path().join("store"), Told::default());
+    let wanted = Wanted::new(&record("m", 4), 256);
+    let publish = |root: &str, arena_bytes: u64| {
+        let cache = open(&dir.path().join(root), &store, &told);
+        let program = Program { arena_bytes, ..program_with(&cache, "m", 4, &constant(3, 2000)) };
+        assert!(cache.publish_compiled(&wanted, &program.into(), Duration::ZERO, None).is_none());
+        assert!(cache.flush(LONG));
+    };
+    publish("winner", 128);
+    publish("loser", 256);
+    let loser = open(&dir.path().join("loser"), &store, &told);
+    assert_eq!(loser.probe(&record("m", 4)).unwrap().arena_bytes, 128);
+}
+
+#[test]
+fn a_refresh_replaces_what_the_store_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, told) = (dir.path().join("store"), Told::default());
+    let one = open(&dir.path().join("one"), &store, &told);
+    get(&one, 4);
+    assert!(one.flush(LONG));
+    let remote = Some(RemoteOptions::new(format!("file://{}", store.display())));
+    let options = CacheOptions { remote, mode: Mode::Refresh, ..told.options(&dir.path().join("one")) };
+    let refresh = ProgramCache::open(options).unwrap();
+    let better = Program { arena_bytes: 128, ..program_with(&refresh, "m", 4, &constant(3, 2000)) };
+    let got: Result<Fetched, GetError<Infallible>> = refresh.get_or(&record("m", 4), || Ok(better.clone()));
+    assert_eq!(got.unwrap().origin, Origin::Compiled);
+    assert!(refresh.flush(LONG));
+    for root in ["one", "other"] {
+        assert_eq!(*open(&dir.path().join(root), &store, &told).probe(&record("m", 4)).unwrap(), better);
+    }
 }
 
 #[test]

@@ -44,6 +44,15 @@ pub(crate) struct Files {
     pub(crate) is_writable: bool,
 }
 
+/// Which constants that no Program in memory names are let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unnamed {
+    /// All.
+    AllGo,
+    /// Those that can be read from their files again.
+    MappedGo,
+}
+
 #[derive(Clone)]
 struct Resident {
     tensor: Tensor,
@@ -113,8 +122,9 @@ impl WeightStore {
     }
 
     /// Lets go of constants that are not among these.
-    pub(crate) fn retain(&self, named: &BTreeSet<Digest>) {
-        self.residents().retain(|digest, _| named.contains(digest));
+    pub(crate) fn retain(&self, named: &BTreeSet<Digest>, unnamed: Unnamed) {
+        let stays = |resident: &Resident| unnamed == Unnamed::MappedGo && !resident.is_from_file;
+        self.residents().retain(|digest, resident| named.contains(digest) || stays(resident));
     }
 
     /// The bytes of a constant's file as a header and the elements, without copying the elements.

@@ -43,7 +43,7 @@ fn a_constant_is_in_memory_once() {
     let address = |store: &WeightStore| store.get(&digest).unwrap().as_bytes().as_ptr().addr();
     store.publish(&digest).unwrap();
     assert_eq!(address(&store), address(&store.clone()));
-    store.retain(&BTreeSet::new());
+    store.retain(&BTreeSet::new(), Unnamed::AllGo);
     assert_eq!(store.resident(), (0, 0));
     assert!(store.get(&digest).is_ok());
 }

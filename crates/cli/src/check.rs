@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use precast::{Error, ImportError, ImportOptions, InputInfo, Model, Runner};
+use precast::{Error, ImportError, ImportOptions, InputInfo, Model, Runner, Symbol, explain_padding, pad_verdict};
 use serde_json::{Value, json};
 
 use crate::Cx;
 use crate::args::{CheckArgs, InputArgs, Shared};
 use crate::exit::{Exit, Failure};
 use crate::fitting::with_inputs;
+use crate::inputs::row_symbols;
 use crate::inspect::model_line;
 use crate::output::Report;
 use crate::subject::{open_model, options};
@@ -28,9 +29,15 @@ pub fn check(args: &CheckArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failu
         "model": args.model.display().to_string(),
         "dims": users,
         "supported": true,
+        "padding": {},
         "specialised": Value::Null,
         "unsupported": [],
     });
+    for (position, (dim, line)) in padding(&model, &declared).into_iter().enumerate() {
+        let word = if position == 0 { "padding" } else { "" };
+        let _ = writeln!(text, "{word:<8} {line}");
+        json["padding"][dim] = json!(line);
+    }
     let (needs, outcome) = import(model, &declared, args, shared, cx);
     if let Some(needs) = needs {
         let _ = writeln!(text, "sizes    the model is compiled for each set of sizes or values by itself: {needs}");
@@ -50,6 +57,16 @@ pub fn check(args: &CheckArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failu
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// What padding would do to the rows of each symbol of axis 0, where the model is a Graph without numbers.
+fn padding(model: &Model, declared: &[InputInfo]) -> Vec<(String, String)> {
+    let Ok(graph) = model.symbolic_graph() else { return Vec::new() };
+    let verdict = |symbol: Symbol| {
+        let line = explain_padding(&graph, &pad_verdict(&graph, &symbol));
+        (symbol.as_str().to_string(), line)
+    };
+    row_symbols(declared).into_iter().map(verdict).collect()
 }
 
 /// Imports the model symbolically; where that needs numbers or values, says why and imports it for guessed ones.

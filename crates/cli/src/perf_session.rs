@@ -25,7 +25,9 @@ pub fn perf_session(args: &PerfArgs, max_batch: usize, shared: &Shared, cx: &Cx)
     let sizes: Vec<usize> = if args.batches.0.is_empty() { (1..=max_batch).collect() } else { args.batches.0.clone() };
     let requests = make_requests(args, &sizes, shared, cx)?;
     let buckets = match &args.buckets {
-        Some(policy) => policy.parse::<BucketPolicy>().map_err(|error| Failure::usage(format!("--buckets: {error}")))?,
+        Some(policy) => {
+            policy.parse::<BucketPolicy>().map_err(|error| Failure::usage(format!("--buckets: {error}")))?
+        }
         None => BucketPolicy::PowersOfTwo { max: max_batch as i64 },
     };
     let on_miss = args.on_miss.parse().map_err(|error| Failure::usage(format!("--on-miss: {error}")))?;

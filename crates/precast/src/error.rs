@@ -119,9 +119,13 @@ impl Error {
             Error::Load(_) | Error::Store(_) | Error::ProgramFile { .. } => ErrorKind::Integrity,
             Error::Run(RunError::Buffer(_)) => ErrorKind::Usage,
             Error::Run(RunError::Step { .. }) => ErrorKind::Model,
-            Error::Session(SessionError::Options(_) | SessionError::Request(_) | SessionError::Tensor(_)) => ErrorKind::Usage,
+            Error::Session(SessionError::Options(_) | SessionError::Request(_) | SessionError::Tensor(_)) => {
+                ErrorKind::Usage
+            }
             Error::Session(SessionError::NotReady { .. }) => ErrorKind::Usage,
-            Error::Session(SessionError::Graph(_) | SessionError::Eval(_) | SessionError::Compile(_)) => ErrorKind::Model,
+            Error::Session(SessionError::Graph(_) | SessionError::Eval(_) | SessionError::Compile(_)) => {
+                ErrorKind::Model
+            }
             Error::Session(SessionError::Run(_)) => ErrorKind::Model,
             Error::Session(SessionError::Load(_) | SessionError::Cache(_)) | Error::Cache(_) => ErrorKind::Integrity,
             Error::Array { source: NpyError::TooLarge { .. }, .. } => ErrorKind::Limit,

@@ -100,7 +100,9 @@ impl ModelSession {
         }
         let ordered = self.inputs.iter().map(|name| {
             let found = inputs.iter().find(|(given, _)| given == name);
-            found.map(|(_, tensor)| tensor.clone()).ok_or_else(|| Error::Request(format!("input '{name}' is not given")))
+            found
+                .map(|(_, tensor)| tensor.clone())
+                .ok_or_else(|| Error::Request(format!("input '{name}' is not given")))
         });
         let ordered: Vec<Tensor> = ordered.collect::<Result<_, Error>>()?;
         let (outputs, report) = self.session.run(&ordered)?;
@@ -110,7 +112,8 @@ impl ModelSession {
 
 /// The symbol of the batch: that of axis 0 of the first input that has one.
 pub fn batch_symbol(graph: &Graph) -> Option<String> {
-    let first = |&input| graph.ty(input).dims.first().and_then(|dim| dim.as_symbol()).map(|symbol| symbol.as_str().into());
+    let first =
+        |&input| graph.ty(input).dims.first().and_then(|dim| dim.as_symbol()).map(|symbol| symbol.as_str().into());
     graph.inputs().iter().find_map(first)
 }
 

@@ -108,7 +108,8 @@ mod tests {
             let table = CoverTable::new(&buckets, true);
             for rows in 1..=32 {
                 let cover = table.cover(rows);
-                let cost = |extent: i64| buckets.iter().find(|bucket| bucket.0 == extent).map_or(0.0, |bucket| bucket.1);
+                let cost =
+                    |extent: i64| buckets.iter().find(|bucket| bucket.0 == extent).map_or(0.0, |bucket| bucket.1);
                 let found: f64 = cover.iter().map(|&extent| cost(extent)).sum();
                 assert!(cover.iter().sum::<i64>() >= rows);
                 assert!(found <= cheapest(&buckets, rows) + 1e-9, "{rows} rows by {cover:?}");

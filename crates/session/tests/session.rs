@@ -74,7 +74,13 @@ fn every_size_gives_what_the_reference_gives() {
         let x = input(rows);
         let (outputs, report) = session.run(std::slice::from_ref(&x)).unwrap();
         assert_near(&outputs[0], &expected(ROWS, &x));
-        let fit = if [1, 2, 4, 8].contains(&rows) { Fit::Exact } else if rows < 8 { Fit::Padded } else { Fit::Split };
+        let fit = if [1, 2, 4, 8].contains(&rows) {
+            Fit::Exact
+        } else if rows < 8 {
+            Fit::Padded
+        } else {
+            Fit::Split
+        };
         assert_eq!(report.fit, fit, "{rows} rows: {report:?}");
         assert_eq!(report.chunks.iter().map(|chunk| chunk.rows).sum::<i64>(), rows as i64);
     }

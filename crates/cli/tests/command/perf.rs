@@ -42,3 +42,18 @@ fn programs_and_models_in_parts_are_measured_too() {
     assert!(json["program"].is_null() && json["latency_ms"]["p50"].is_number());
     assert_eq!(bench.run(&format!("perf m.onnx --per-step {SHORT}")).exit, 3);
 }
+
+#[test]
+fn a_ragged_stream_runs_on_buckets_and_the_cache_keeps_them() {
+    let bench = Bench::with_model("m.onnx", &models::affine());
+    let command = "perf m.onnx --max-batch 4 --batches 1..9 --duration 0 --iterations 60 --cache programs";
+    let first = bench.json(command);
+    assert_eq!((&first["buckets"], &first["compiles"]), (&json!([1, 2, 4]), &json!(3)));
+    assert_eq!(first["tiers"]["standard"], json!(0));
+    let rows: u64 = first["rows"].as_array().unwrap().iter().map(|row| row["runs"].as_u64().unwrap()).sum();
+    assert_eq!(json!(rows), first["requests"]);
+    assert_eq!(bench.json(command)["compiles"], json!(0));
+    assert_eq!(bench.run("perf m.onnx --max-batch 4 --buckets 0").exit, 2);
+    assert_eq!(bench.run("perf m.onnx --max-batch 4 --on-miss sometimes").exit, 2);
+    assert_eq!(bench.run("perf m.onnx --batches 9..1").exit, 2);
+}

@@ -1,0 +1,89 @@
+//! Real processes on one root: one compiles, and a kill at any moment leaves whole entries only (T1, T2). The children
+//! are this test binary itself, running the test `child`, told by standard input what to do.
+
+use std::convert::Infallible;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use super::*;
+use crate::testing::{constant, files_below, open, program_with, record};
+
+const THREADS: usize = 8;
+
+fn request(cache: &ProgramCache, batch: i64, compile: impl Fn()) -> Fetched {
+    let tensor = constant(batch as u8, 40_000);
+    let got: Result<Fetched, GetError<Infallible>> = cache.get_or(&record("m", batch), || {
+        compile();
+        Ok(program_with(cache, "m", batch, &tensor))
+    });
+    let fetched = got.unwrap();
+    assert_eq!(fetched.program.graph, format!("m {batch}"));
+    fetched
+}
+
+/// Not a test: what the children of the others run. Without a root on standard input it does nothing.
+#[test]
+#[ignore = "run as a child by the tests of this file"]
+fn child() {
+    let mut root = String::new();
+    std::io::stdin().read_to_string(&mut root).unwrap();
+    if root.is_empty() {
+        return;
+    }
+    let root = Path::new(&root);
+    let log = std::fs::File::options().append(true).create(true).open(root.join("compiles")).unwrap();
+    let cache = open(root);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (cache, log) = (&cache, &log);
+            scope.spawn(move || {
+                for batch in 0..8 {
+                    request(cache, (batch + thread as i64) % 8, || {
+                        let mut log = log;
+                        log.write_all(b"c").unwrap();
+                    });
+                }
+            });
+        }
+    });
+}
+
+fn spawn(root: &Path) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "cache::process_tests::child"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(root.to_str().unwrap().as_bytes()).unwrap();
+    child
+}
+
+#[test]
+fn of_8_processes_with_8_threads_each_one_compiles_each_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let children: Vec<Child> = (0..8).map(|_| spawn(dir.path())).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    assert_eq!(std::fs::read(dir.path().join("compiles")).unwrap().len(), 8);
+    assert_eq!(open(dir.path()).verify().unwrap().problems, []);
+    assert!(files_below(&dir.path().join("tmp")).is_empty());
+}
+
+#[test]
+fn a_kill_at_any_moment_leaves_whole_entries_only() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..40 {
+        let root = dir.path().join(round.to_string());
+        std::fs::create_dir(&root).unwrap();
+        let mut child = spawn(&root);
+        std::thread::sleep(Duration::from_micros(1500 * round));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let cache = open(&root);
+        assert_eq!(cache.verify().unwrap().problems, [], "round {round}");
+        let started = Instant::now();
+        (0..8).for_each(|batch| drop(request(&cache, batch, || {})));
+        assert!(started.elapsed() < Duration::from_secs(10), "locks of the dead are free at once");
+        assert_eq!(cache.verify().unwrap().problems, [], "round {round}");
+    }
+}
