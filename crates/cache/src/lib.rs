@@ -21,7 +21,7 @@ mod memory;
 pub mod miss;
 pub mod options;
 mod publish;
-pub mod remote;
+mod remote;
 mod room;
 mod transfer;
 pub mod weights;
