@@ -13,7 +13,6 @@ mod known_failures;
 mod manifest;
 mod measure;
 mod models;
-mod npy;
 mod onnxruntime;
 mod paths;
 mod pcg64;

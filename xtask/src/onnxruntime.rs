@@ -4,12 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use precast::Tensor;
+use precast::npy::{read_npy, write_npy};
 
 use crate::inputs::Named;
 use crate::worker::{Worker, ask_json};
-use crate::{npy, paths, venv};
+use crate::{paths, venv};
 
 const SCRIPT: &str = include_str!("../python/ort_run.py");
 
@@ -19,7 +20,7 @@ pub fn write_inputs(folder: &Path, inputs: &Named) -> Result<()> {
     let names: Vec<&String> = inputs.iter().map(|(name, _)| name).collect();
     fs::write(folder.join("names.json"), serde_json::to_string(&names)?)?;
     for (index, (_, tensor)) in inputs.iter().enumerate() {
-        npy::write(&folder.join(format!("input_{index}.npy")), tensor)?;
+        write_array(&folder.join(format!("input_{index}.npy")), tensor)?;
     }
     Ok(())
 }
@@ -28,12 +29,22 @@ pub fn write_inputs(folder: &Path, inputs: &Named) -> Result<()> {
 pub fn read_inputs(folder: &Path) -> Result<Named> {
     let names: Vec<String> = serde_json::from_str(&fs::read_to_string(folder.join("names.json"))?)?;
     let inputs = names.into_iter().enumerate();
-    inputs.map(|(index, name)| Ok((name, npy::read(&folder.join(format!("input_{index}.npy")))?))).collect()
+    inputs.map(|(index, name)| Ok((name, read_array(&folder.join(format!("input_{index}.npy")))?))).collect()
 }
 
 /// One of the outputs that onnxruntime left in a folder.
 pub fn read_output(folder: &Path, index: usize) -> Result<Tensor> {
-    npy::read(&folder.join(format!("output_{index}.npy")))
+    read_array(&folder.join(format!("output_{index}.npy")))
+}
+
+fn write_array(path: &Path, tensor: &Tensor) -> Result<()> {
+    let file = fs::File::create(path).with_context(|| format!("cannot write '{}'", path.display()))?;
+    write_npy(file, tensor).with_context(|| format!("'{}'", path.display()))
+}
+
+fn read_array(path: &Path) -> Result<Tensor> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read '{}'", path.display()))?;
+    read_npy(&bytes.into(), None).with_context(|| format!("'{}'", path.display()))
 }
 
 /// Runs a model on the inputs of every folder.

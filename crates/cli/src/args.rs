@@ -78,6 +78,8 @@ pub enum Verb {
     Verify(VerifyArgs),
     /// Measure how fast a model or a Program file runs
     Perf(PerfArgs),
+    /// Look after a folder of compiled Programs
+    Cache(CacheArgs),
 }
 
 impl Verb {
@@ -90,6 +92,7 @@ impl Verb {
             Verb::Run(_) => "run",
             Verb::Verify(_) => "verify",
             Verb::Perf(_) => "perf",
+            Verb::Cache(_) => "cache",
         }
     }
 }
@@ -252,6 +255,47 @@ pub struct PerfArgs {
     /// Sizes and values.
     #[command(flatten)]
     pub inputs: InputArgs,
+}
+
+/// Arguments of `cache`.
+#[derive(Args)]
+pub struct CacheArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: CacheVerb,
+}
+
+/// What to do with a cache.
+#[derive(Subcommand)]
+pub enum CacheVerb {
+    /// List the Programs, with their sizes and those of their constants
+    Ls {
+        /// Folder of the cache
+        dir: PathBuf,
+    },
+    /// Show what one Program was compiled from and for
+    Show {
+        /// Folder of the cache
+        dir: PathBuf,
+        /// First digits of its key
+        key: String,
+    },
+    /// Check every file
+    Verify {
+        /// Folder of the cache
+        dir: PathBuf,
+    },
+    /// Remove what was not used for long until the folder is small enough
+    Gc {
+        /// Folder of the cache
+        dir: PathBuf,
+        /// Bytes that may stay
+        #[arg(long, value_name = "N")]
+        max_bytes: u64,
+        /// Remove; without this flag it is only said what would go
+        #[arg(long)]
+        apply: bool,
+    },
 }
 
 /// Sizes of axis 0.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod cache;
 mod check;
 mod compile;
 mod exit;
@@ -80,6 +81,7 @@ fn run_verb(cli: &Cli, cx: &Cx) -> Result<Report, Failure> {
         Verb::Run(args) => run::run(args, &cli.shared, cx),
         Verb::Verify(args) => verify::verify(args, &cli.shared, cx),
         Verb::Perf(args) => perf::perf(args, &cli.shared, cx),
+        Verb::Cache(args) => cache::cache(args),
     }
 }
 

@@ -35,7 +35,7 @@ pub use error::{Error, ErrorKind};
 pub use folder_store::FolderStore;
 pub use model::{DeclaredOutput, InputInfo, Model, ModelSummary};
 pub use open_session::{ModelSession, OpenOptions, batch_symbol};
-pub use precast_cache::{CacheOptions, Mode as CacheMode, ProgramCache};
+pub use precast_cache::{CacheOptions, GcOptions, Mode as CacheMode, ProgramCache};
 pub use precast_cpu::Isa;
 pub use precast_ir::{Graph, text};
 pub use precast_onnx::{ImportError, ImportOptions, Imported, UnsupportedNode, operators};

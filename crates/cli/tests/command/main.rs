@@ -1,6 +1,7 @@
 //! The real binary on tiny models: every verb, its JSON, its exit codes and the files it leaves.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+mod cache;
 mod check;
 mod compile;
 mod errors;

@@ -1,0 +1,122 @@
+//! `cache`: what a folder of compiled Programs holds, whether it is whole, and making it smaller.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use precast::{CacheMode, CacheOptions, ProgramCache};
+use serde_json::json;
+
+use crate::args::{CacheArgs, CacheVerb};
+use crate::exit::{Exit, Failure};
+use crate::output::Report;
+
+/// Does what was asked of a cache.
+pub fn cache(args: &CacheArgs) -> Result<Report, Failure> {
+    match &args.verb {
+        CacheVerb::Ls { dir } => list(dir),
+        CacheVerb::Show { dir, key } => show(dir, key),
+        CacheVerb::Verify { dir } => verify(dir),
+        CacheVerb::Gc { dir, max_bytes, apply } => gc(dir, *max_bytes, *apply),
+    }
+}
+
+/// Opens a cache that exists: looking at a folder must not make one.
+fn open(dir: &Path, mode: CacheMode) -> Result<ProgramCache, Failure> {
+    if !dir.is_dir() {
+        return Err(Failure::usage(format!("there is no folder '{}'", dir.display())));
+    }
+    Ok(ProgramCache::open(CacheOptions { mode, ..CacheOptions::new(dir) }).map_err(precast::Error::from)?)
+}
+
+fn list(dir: &Path) -> Result<Report, Failure> {
+    let cache = open(dir, CacheMode::ReadOnly)?;
+    let entries = cache.ls().map_err(precast::Error::from)?;
+    let usage = cache.bytes().map_err(precast::Error::from)?;
+    let mut text =
+        format!("{:<14} {:<24} {:>10} {:>12} {:>12}\n", "key", "bucket", "program B", "weights B", "compile ms");
+    let mut rows = Vec::new();
+    for entry in &entries {
+        let (key, bucket) = (entry.key.to_string(), entry.record.bucket.to_string());
+        let compile_ms = entry.compile_time.map(|time| time.as_secs_f64() * 1e3);
+        let _ = writeln!(
+            text,
+            "{:<14} {bucket:<24} {:>10} {:>12} {:>12}",
+            &key[..12],
+            entry.program_bytes,
+            entry.weights_bytes,
+            compile_ms.map_or("?".to_string(), |ms| format!("{ms:.1}"))
+        );
+        rows.push(json!({
+            "key": key,
+            "bucket": bucket,
+            "target": entry.record.target,
+            "program_bytes": entry.program_bytes,
+            "weights_bytes": entry.weights_bytes,
+            "compile_ms": compile_ms,
+            "pinned": entry.is_pinned,
+        }));
+    }
+    let _ = writeln!(
+        text,
+        "{} Programs, {} B; constants {} B, each once; {} B in all",
+        entries.len(),
+        usage.programs,
+        usage.weights,
+        usage.total()
+    );
+    let bytes = json!({ "programs": usage.programs, "weights": usage.weights, "total": usage.total() });
+    Ok(Report::done(text, json!({ "entries": rows, "bytes": bytes })))
+}
+
+fn show(dir: &Path, key: &str) -> Result<Report, Failure> {
+    let details = open(dir, CacheMode::ReadOnly)?.show(key).map_err(precast::Error::from)?;
+    let mut text = format!("{:<12} {}\n", "key", details.entry.key);
+    let mut fields = serde_json::Map::new();
+    for (name, value) in details.entry.record.lines() {
+        let _ = writeln!(text, "{name:<12} {value}");
+        fields.insert(name.to_string(), json!(value));
+    }
+    let _ = writeln!(text, "{:<12} {}", "steps", details.program.steps.len());
+    let json = json!({
+        "key": details.entry.key.to_string(),
+        "record": fields,
+        "steps": details.program.steps.len(),
+        "arena_bytes": details.program.arena_bytes,
+    });
+    Ok(Report::done(text, json))
+}
+
+fn verify(dir: &Path) -> Result<Report, Failure> {
+    let found = open(dir, CacheMode::ReadOnly)?.verify().map_err(precast::Error::from)?;
+    let mut text = format!("{} Programs and {} constants checked\n", found.programs, found.weights);
+    let mut problems = Vec::new();
+    for problem in &found.problems {
+        let _ = writeln!(text, "{}: {}", problem.name, problem.miss);
+        problems.push(json!({ "name": problem.name, "problem": problem.miss.to_string() }));
+    }
+    let is_whole = problems.is_empty();
+    let json = json!({ "programs": found.programs, "constants": found.weights, "problems": problems });
+    if is_whole {
+        return Ok(Report::done(text, json));
+    }
+    let error = Some(format!("{} files of the cache are damaged", found.problems.len()));
+    Ok(Report { text, json, exit: Exit::Integrity, error })
+}
+
+fn gc(dir: &Path, max_bytes: u64, apply: bool) -> Result<Report, Failure> {
+    let cache = open(dir, CacheMode::ReadWrite)?;
+    let options = precast::GcOptions { max_bytes, is_dry_run: !apply, ..cache.gc_options() };
+    let done = cache.gc(&options).map_err(precast::Error::from)?;
+    let verb = if apply { "removed" } else { "would remove (--apply does it)" };
+    let mut text = format!("{verb} {} files, {} of {} B\n", done.removed.len(), done.freed_bytes, done.before_bytes);
+    for removed in &done.removed {
+        let _ = writeln!(text, "  {} {} B", removed.name, removed.bytes);
+    }
+    let json = json!({
+        "applied": apply,
+        "removed": done.removed.iter().map(|removed| &removed.name).collect::<Vec<_>>(),
+        "before_bytes": done.before_bytes,
+        "freed_bytes": done.freed_bytes,
+    });
+    Ok(Report::done(text, json))
+}
