@@ -1,6 +1,7 @@
 //! Loading and running Programs on the CPU.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use precast_kernels::arena::{self, AlignedBytes, Arena, Bound, Requirement, Requirements, StepSlots};
@@ -8,7 +9,8 @@ use precast_kernels::isa::{Exec, Isa};
 use precast_kernels::pool::ThreadPool;
 use precast_program::program::BUILD;
 use precast_program::{
-    ArtifactStore, Device, DeviceContext, LoadError, LoadedProgram, Place, Port, Program, RunError, Slot, Step,
+    ArtifactStore, ConstantRef, Device, DeviceContext, LoadError, LoadedProgram, Place, Port, Program, RunError, Slot,
+    Step,
 };
 use precast_tensor::{DType, Digest, Type};
 
@@ -20,12 +22,40 @@ use crate::target::KIND;
 pub struct CpuDevice {
     isa: Isa,
     pool: Arc<ThreadPool>,
+    /// Constants of loaded Programs: each is in memory once, however many Programs name it.
+    constants: Mutex<HashMap<Digest, AlignedBytes>>,
 }
 
 impl CpuDevice {
     /// A device that runs on `threads` threads, the caller's among them.
     pub fn new(threads: usize) -> CpuDevice {
-        CpuDevice { isa: Isa::detect(), pool: Arc::new(ThreadPool::new(threads)) }
+        let pool = Arc::new(ThreadPool::new(threads));
+        CpuDevice { isa: Isa::detect(), pool, constants: Mutex::default() }
+    }
+
+    /// A constant, from the Programs that are loaded already or from the store.
+    fn constant(&self, constant: &ConstantRef, store: &dyn ArtifactStore) -> Result<AlignedBytes, LoadError> {
+        let digest: Digest =
+            constant.digest.parse().map_err(|_| LoadError::Malformed(format!("digest '{}'", constant.digest)))?;
+        let mut constants = self.constants.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let bytes = match constants.get(&digest) {
+            Some(bytes) => bytes.clone(),
+            None => {
+                let bytes = AlignedBytes::from_slice(store.get(&digest)?.as_bytes());
+                constants.insert(digest, bytes.clone());
+                bytes
+            }
+        };
+        if bytes.as_bytes().len() as u64 != constant.bytes {
+            return Err(LoadError::Malformed(format!("constant {digest} has another size than the Program says")));
+        }
+        Ok(bytes)
+    }
+
+    /// Lets go of constants that no loaded Program has any more.
+    fn drop_unused_constants(&self) {
+        let mut constants = self.constants.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        constants.retain(|_, bytes| bytes.is_shared());
     }
 }
 
@@ -36,16 +66,9 @@ impl Device for CpuDevice {
         }
         let machine = self.machine_of(program)?;
         program.verify().map_err(LoadError::Malformed)?;
-        let mut constants = Vec::new();
-        for constant in &program.constants {
-            let digest: Digest =
-                constant.digest.parse().map_err(|_| LoadError::Malformed(format!("digest '{}'", constant.digest)))?;
-            let tensor = store.get(&digest)?;
-            if tensor.as_bytes().len() as u64 != constant.bytes {
-                return Err(LoadError::Malformed(format!("constant {digest} has another size than the Program says")));
-            }
-            constants.push(AlignedBytes::from_slice(tensor.as_bytes()));
-        }
+        self.drop_unused_constants();
+        let constants = program.constants.iter().map(|constant| self.constant(constant, store));
+        let constants: Vec<AlignedBytes> = constants.collect::<Result<_, LoadError>>()?;
         let requirements = requirements(program)?;
         let mut steps = Vec::new();
         for (position, step) in program.steps.iter().enumerate() {

@@ -287,6 +287,11 @@ impl AlignedBytes {
     pub fn view<T: Element>(&self) -> Option<&[T]> {
         view(self.as_bytes())
     }
+
+    /// Whether another clone holds the same allocation.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
 }
 
 impl std::fmt::Debug for AlignedBytes {

@@ -122,7 +122,7 @@ impl Error {
             Error::Session(SessionError::Options(_) | SessionError::Request(_) | SessionError::Tensor(_)) => {
                 ErrorKind::Usage
             }
-            Error::Session(SessionError::NotReady { .. }) => ErrorKind::Usage,
+            Error::Session(SessionError::NotReady { .. } | SessionError::NotCached(_)) => ErrorKind::Usage,
             Error::Session(SessionError::Graph(_) | SessionError::Eval(_) | SessionError::Compile(_)) => {
                 ErrorKind::Model
             }

@@ -1,6 +1,8 @@
 //! Why a Session did not open or a request was not answered.
 
-use precast_cache::CacheError;
+use std::sync::Arc;
+
+use precast_cache::{CacheError, Miss};
 use precast_ir::EvalError;
 use precast_ir::graph::GraphError;
 use precast_program::{CompileError, LoadError, RunError};
@@ -25,9 +27,12 @@ pub enum SessionError {
     /// Dims could not be bound.
     #[error(transparent)]
     Graph(#[from] GraphError),
-    /// The target refused the Graph.
-    #[error(transparent)]
-    Compile(#[from] CompileError),
+    /// The target refused the Graph. Requests that waited for the same compile share the error.
+    #[error("{0}")]
+    Compile(Arc<CompileError>),
+    /// The cache may only be looked up, and does not have the Program.
+    #[error("the cache does not have the Program: {0}")]
+    NotCached(Miss),
     /// The device refused the Program.
     #[error(transparent)]
     Load(#[from] LoadError),

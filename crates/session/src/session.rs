@@ -219,8 +219,8 @@ impl Session {
         let fetched = self.cache.get_or(&record, || self.target.compile(&graph, bucket, self.cache.store()));
         let fetched = match fetched {
             Ok(fetched) => fetched,
-            Err(GetError::Make(error)) => return Err(SessionError::Options(error.to_string())),
-            Err(GetError::Missing(miss)) => return Err(SessionError::Request(miss.to_string())),
+            Err(GetError::Make(error)) => return Err(SessionError::Compile(error)),
+            Err(GetError::Missing(miss)) => return Err(SessionError::NotCached(miss)),
         };
         let origin = match fetched.origin {
             precast_cache::Origin::Memory | precast_cache::Origin::Disk => Origin::Loaded,
