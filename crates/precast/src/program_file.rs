@@ -20,6 +20,7 @@ fn constants_folder(path: &Path) -> PathBuf {
 
 /// Writes a Program and its constants. Readers see the old file or the new one, never a part.
 pub fn save_program(path: &Path, program: &Program, store: &dyn ArtifactStore) -> Result<(), Error> {
+    refuse_special_file(path)?;
     let folder = constants_folder(path);
     std::fs::create_dir_all(&folder).map_err(io("create", &folder))?;
     let target = FolderStore::new(&folder);
@@ -41,6 +42,7 @@ pub fn save_program(path: &Path, program: &Program, store: &dyn ArtifactStore) -
 /// Moves a Program file and its constants to another place of the same file system. The Program appears last, so
 /// readers of the new place see all of it or nothing.
 pub fn move_program(from: &Path, to: &Path) -> Result<(), Error> {
+    refuse_special_file(to)?;
     let (source_folder, folder) = (constants_folder(from), constants_folder(to));
     std::fs::create_dir_all(&folder).map_err(io("create", &folder))?;
     for entry in std::fs::read_dir(&source_folder).map_err(io("read", &source_folder))? {
@@ -49,6 +51,17 @@ pub fn move_program(from: &Path, to: &Path) -> Result<(), Error> {
         std::fs::rename(entry.path(), &target).map_err(io("write", &target))?;
     }
     std::fs::rename(from, to).map_err(io("write", to))
+}
+
+/// Renaming over a device or a pipe would put a plain file in its place.
+fn refuse_special_file(path: &Path) -> Result<(), Error> {
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => {
+            let source = std::io::Error::other("it exists and is not a plain file");
+            Err(io("write", path)(source))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether a file starts as Program files do.

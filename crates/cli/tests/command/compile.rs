@@ -87,3 +87,13 @@ fn a_program_for_another_cpu_is_a_device_error() {
     bench.json(&format!("compile m.onnx -o p --isa {}", isa.name()));
     assert_eq!(bench.run("run p").exit, 5);
 }
+
+#[test]
+fn a_folder_or_device_is_not_written_over() {
+    let bench = Bench::with_model("m.onnx", &models::affine());
+    std::fs::create_dir(bench.path("folder")).unwrap();
+    let outcome = bench.run("compile m.onnx --dim rows=2 -o folder");
+    assert_eq!(outcome.exit, 2);
+    assert!(outcome.stderr.contains("not a plain file"), "{}", outcome.stderr);
+    assert!(!bench.names().contains(&"folder.constants".to_string()));
+}
