@@ -116,6 +116,8 @@ impl Error {
             Error::Compile(CompileError::Pass { .. }) => ErrorKind::Internal,
             Error::Compile(_) => ErrorKind::Model,
             Error::Load(LoadError::Target { .. }) => ErrorKind::Device,
+            // A full disk or a missing right is the caller's to mend; nothing is damaged.
+            Error::Store(StoreError::Io { .. }) => ErrorKind::Usage,
             Error::Load(_) | Error::Store(_) | Error::ProgramFile { .. } => ErrorKind::Integrity,
             Error::Run(RunError::Buffer(_)) => ErrorKind::Usage,
             Error::Run(RunError::Step { .. }) => ErrorKind::Model,
