@@ -14,14 +14,14 @@ use crate::exit::Failure;
 use crate::fitting::with_inputs;
 use crate::inputs::row_symbols;
 use crate::output::Report;
-use crate::subject::{Subject, options};
+use crate::subject::{Subject, open_model, options};
 
 /// How long the stream is when nothing is said, in seconds.
 const DURATION_S: f64 = 3.0;
 
 /// Measures a stream of requests whose sizes are those of `--batches`, in a shuffled order.
 pub fn perf_session(args: &PerfArgs, max_batch: usize, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
-    let model = Model::open(&args.file)?;
+    let model = open_model(&args.file, shared)?;
     let sizes: Vec<usize> = if args.batches.0.is_empty() { (1..=max_batch).collect() } else { args.batches.0.clone() };
     let requests = make_requests(args, &sizes, shared, cx)?;
     let buckets = match &args.buckets {
