@@ -19,6 +19,7 @@ mod lock;
 pub mod manage;
 mod memory;
 pub mod miss;
+mod notes;
 pub mod options;
 mod publish;
 mod remote;

@@ -231,10 +231,13 @@ pub struct PerfArgs {
     /// Run a ragged stream of requests on Buckets up to this size of axis 0
     #[arg(long, value_name = "N", value_parser = parse_size)]
     pub max_batch: Option<usize>,
-    /// Which sizes are compiled: pow2:64, fitted:64 or a list such as 1,2,6 [default: powers of two]
+    /// Which sizes are compiled: pow2:64, fitted:64, fitted:64,k=6 or a list such as 1,2,6 [default: powers of two]
     #[arg(long, value_name = "POLICY", requires = "max_batch")]
     pub buckets: Option<String>,
-    /// What happens to a request whose Program is not there: wait, pad-up, reference or reject
+    /// Make axes of inputs one dim: *.0=batch, or a.0=n,b.1=n
+    #[arg(long, value_name = "INPUT.AXIS=DIM", requires = "max_batch")]
+    pub bind: Option<String>,
+    /// What may answer a request whose Program is not there, in order: wait, pad-up, reference or reject
     #[arg(long, value_name = "POLICY", default_value = "wait", requires = "max_batch")]
     pub on_miss: String,
     /// Keep compiled Programs in this folder and take them from there

@@ -3,9 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use precast::{BucketPolicy, Fit, Model, ModelSession, Named, OpenOptions, RunReport, Tier, explain_padding};
+use precast::{
+    Argument, BucketPolicy, DimBinds, Fit, Form, InputInfo, ModelSession, Named, Observer, OpenOptions, OutputBuffer,
+    Progress, RunReport, SessionOptions, Tensor, Tier,
+};
 use serde_json::{Value, json};
 
 use crate::Cx;
@@ -23,7 +27,9 @@ const DURATION_S: f64 = 3.0;
 pub fn perf_session(args: &PerfArgs, max_batch: usize, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
     let model = open_model(&args.file, shared)?;
     let sizes: Vec<usize> = if args.batches.0.is_empty() { (1..=max_batch).collect() } else { args.batches.0.clone() };
-    let requests = make_requests(args, &sizes, shared, cx)?;
+    let binds = args.bind.as_deref().map_or(Ok(DimBinds::default()), str::parse);
+    let binds = binds.map_err(|error| Failure::usage(format!("--bind: {error}")))?;
+    let requests = make_requests(args, &sizes, &binds, shared, cx)?;
     let buckets = match &args.buckets {
         Some(policy) => {
             policy.parse::<BucketPolicy>().map_err(|error| Failure::usage(format!("--buckets: {error}")))?
@@ -31,34 +37,54 @@ pub fn perf_session(args: &PerfArgs, max_batch: usize, shared: &Shared, cx: &Cx)
         None => BucketPolicy::PowersOfTwo { max: max_batch as i64 },
     };
     let on_miss = args.on_miss.parse().map_err(|error| Failure::usage(format!("--on-miss: {error}")))?;
+    let progress = cx.console.buckets();
+    let observer = progress.clone();
     let open_options = OpenOptions {
         runner: options(shared),
-        dims: shared_dims(args, &model)?,
-        buckets: buckets.clone(),
-        on_miss,
+        dims: shared_dims(args, &binds.bound(&model.inputs()?)?),
+        binds,
+        buckets,
+        session: SessionOptions {
+            on_miss,
+            progress: Observer(Some(Arc::new(move |progress: &Progress| observer.show(progress)))),
+            ..SessionOptions::default()
+        },
         cache: args.cache.clone(),
+        ..OpenOptions::default()
     };
     let begun = Instant::now();
-    let session = cx.console.during("compiling the Buckets", None, || ModelSession::open(&model, &open_options))?;
+    let session = ModelSession::open(&model, &open_options)?;
+    let Some((_, first)) = requests.first() else { return Err(Failure::usage("--batches: no size is given")) };
+    let form = session.form(first)?;
+    progress.finish();
     let open_ms = begun.elapsed().as_secs_f64() * 1e3;
     let duration = Duration::from_secs_f64(args.duration.unwrap_or(DURATION_S));
     let stream =
-        cx.console.during("running", Some(duration), || run_stream(&session, &requests, duration, args.iterations))?;
-    Ok(report(args, &session, &buckets, open_ms, &stream, options(shared).threads))
+        cx.console.during("running", Some(duration), || run_stream(&form, &requests, duration, args.iterations))?;
+    if args.cache.is_some() {
+        form.session().save_traffic();
+    }
+    Ok(report(args, &form, open_ms, &stream, options(shared).threads))
 }
 
 /// Dims that the flags bind, apart from the batch.
-fn shared_dims(args: &PerfArgs, model: &Model) -> Result<BTreeMap<String, i64>, Failure> {
-    let rows = row_symbols(&model.inputs()?);
+fn shared_dims(args: &PerfArgs, declared: &[InputInfo]) -> BTreeMap<String, i64> {
+    let rows = row_symbols(declared);
     let is_row = |name: &str| rows.iter().any(|symbol| symbol.as_str() == name);
     let dims = args.inputs.shapes.dims.iter().filter(|(name, _)| !is_row(name));
-    Ok(dims.map(|(name, size)| (name.clone(), *size as i64)).collect())
+    dims.map(|(name, size)| (name.clone(), *size as i64)).collect()
 }
 
 /// Inputs of each size.
-fn make_requests(args: &PerfArgs, sizes: &[usize], shared: &Shared, cx: &Cx) -> Result<Vec<(usize, Named)>, Failure> {
+fn make_requests(
+    args: &PerfArgs,
+    sizes: &[usize],
+    binds: &DimBinds,
+    shared: &Shared,
+    cx: &Cx,
+) -> Result<Vec<(usize, Named)>, Failure> {
     let subject = Subject::open(&args.file, shared)?;
-    let declared = subject.inputs()?;
+    let declared = binds.bound(&subject.inputs()?)?;
     let symbols = row_symbols(&declared);
     if symbols.is_empty() {
         return Err(Failure::usage("--max-batch: axis 0 of every input has a fixed size"));
@@ -87,23 +113,41 @@ struct Stream {
 }
 
 fn run_stream(
-    session: &ModelSession,
+    form: &Form,
     requests: &[(usize, Named)],
     duration: Duration,
     iterations: Option<u64>,
 ) -> Result<Stream, Failure> {
     let mut runs = Vec::new();
+    let ordered = requests.iter().map(|(_, inputs)| form.in_order(inputs)).collect::<Result<Vec<Vec<Tensor>>, _>>()?;
+    // Buffers for the outputs of each size, made when the size first comes.
+    let mut buffers: Vec<Option<Vec<OutputBuffer>>> = ordered.iter().map(|_| None).collect();
     let begun = Instant::now();
     // A fixed generator: the same stream on every machine.
     let mut state = 1u64;
     while begun.elapsed() < duration || (runs.len() as u64) < iterations.unwrap_or(1) {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let (_, inputs) = &requests[(state >> 33) as usize % requests.len()];
+        let at = (state >> 33) as usize % requests.len();
         let start = Instant::now();
-        let (_, report) = session.run(inputs)?;
+        let report = run_into(form, &ordered[at], &mut buffers[at]).map_err(precast::Error::from)?;
         runs.push((report, start.elapsed().as_secs_f64() * 1e3));
     }
     Ok(Stream { runs, total_s: begun.elapsed().as_secs_f64() })
+}
+
+fn run_into(
+    form: &Form,
+    inputs: &[Tensor],
+    buffers: &mut Option<Vec<OutputBuffer>>,
+) -> Result<RunReport, precast::SessionError> {
+    if let Some(buffers) = buffers {
+        let arguments: Vec<Argument<'_>> = inputs.iter().map(Argument::from).collect();
+        let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(OutputBuffer::as_bytes_mut).collect();
+        return form.session().run_into(&arguments, &mut slices);
+    }
+    let (outputs, report) = form.session().run(inputs)?;
+    *buffers = Some(outputs.iter().map(|output| OutputBuffer::new(output.as_bytes().len())).collect());
+    Ok(report)
 }
 
 /// Runs that used one list of Buckets.
@@ -129,10 +173,10 @@ impl BucketRow {
 fn rows_of(stream: &Stream) -> BTreeMap<(usize, Vec<i64>), BucketRow> {
     let mut rows: BTreeMap<(usize, Vec<i64>), BucketRow> = BTreeMap::new();
     for (report, ms) in &stream.runs {
-        let buckets: Vec<i64> = report.chunks.iter().map(|chunk| chunk.bucket).collect();
+        let buckets: Vec<i64> = report.chunks.named().iter().map(|chunk| chunk.bucket).collect();
         let row = rows.entry((usize::from(report.fit == Fit::Split), buckets)).or_default();
         row.times.push(*ms);
-        row.rows += report.chunks.iter().map(|chunk| chunk.rows).sum::<i64>();
+        row.rows += report.chunks.total().rows;
         row.pad_rows += report.pad_rows();
         row.tiers[report.tier as usize] += 1;
     }
@@ -142,24 +186,21 @@ fn rows_of(stream: &Stream) -> BTreeMap<(usize, Vec<i64>), BucketRow> {
     rows
 }
 
-fn report(
-    args: &PerfArgs,
-    session: &ModelSession,
-    buckets: &BucketPolicy,
-    open_ms: f64,
-    stream: &Stream,
-    threads: usize,
-) -> Report {
+fn report(args: &PerfArgs, form: &Form, open_ms: f64, stream: &Stream, threads: usize) -> Report {
     let rows = rows_of(stream);
-    let counters = session.session().counters();
+    let session = form.session();
+    let counters = session.counters();
     let (real, padded) = counters.rows();
     let waste = padded as f64 / (real + padded).max(1) as f64;
-    let verdict = session.session().verdict();
-    let padding = verdict.map_or("nothing is padded".to_string(), |verdict| explain_padding(session.graph(), verdict));
+    let dims = &session.interface().dims;
+    let padding: Vec<&str> = dims.iter().map(|dim| dim.explanation.as_str()).collect();
+    let padding = if padding.is_empty() { "nothing is padded".to_string() } else { padding.join("\n         ") };
+    let memory = session.memory();
     let mut text = format!(
-        "model    {} · cpu · {threads} threads · {} Buckets opened in {open_ms:.1} ms, {} compiled\npadding  {padding}\n",
+        "model    {} · cpu · {threads} threads · {} Buckets opened in {open_ms:.1} ms, {} compiled\npadding  {padding}\n\
+         memory   {memory}\n",
         args.file.display(),
-        buckets.extents().len(),
+        session.loaded().len(),
         counters.compiles(),
     );
     let _ = writeln!(
@@ -193,7 +234,8 @@ fn report(
     let json = json!({
         "model": args.file.display().to_string(),
         "threads": threads,
-        "buckets": buckets.extents(),
+        "buckets": session.extents(),
+        "memory_bytes": memory.total_bytes(),
         "compiles": counters.compiles(),
         "open_ms": open_ms,
         "requests": stream.runs.len(),

@@ -1,5 +1,6 @@
 //! Loading and running Programs on the CPU.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -88,15 +89,12 @@ impl Device for CpuDevice {
             requirements.admit(&slots).map_err(|error| malformed(error.to_string()))?;
             steps.push(LoadedStep { slots, run: lowered.run });
         }
-        let shared = Shared {
-            program: program.clone(),
-            isa: machine.isa,
-            pool: self.pool.clone(),
-            constants,
-            requirements,
-            steps,
-        };
-        Ok(Arc::new(Loaded(Arc::new(shared))))
+        let isa = machine.isa;
+        Ok(Arc::new(Loaded { program: program.clone(), isa, constants, requirements, steps }))
+    }
+
+    fn context(&self, workspace_bytes: u64) -> Box<dyn DeviceContext> {
+        Box::new(CpuContext { pool: self.pool.clone(), arena: Arena::new(workspace_bytes as usize) })
     }
 }
 
@@ -145,41 +143,58 @@ struct LoadedStep {
     run: Run,
 }
 
-struct Shared {
+struct Loaded {
     program: Arc<Program>,
     isa: Isa,
-    pool: Arc<ThreadPool>,
     constants: Vec<AlignedBytes>,
     requirements: Requirements,
     steps: Vec<LoadedStep>,
 }
 
-struct Loaded(Arc<Shared>);
-
 impl LoadedProgram for Loaded {
     fn program(&self) -> &Program {
-        &self.0.program
-    }
-
-    fn context(&self) -> Box<dyn DeviceContext> {
-        let arena = Arena::new(self.0.program.arena_bytes as usize);
-        Box::new(CpuContext { shared: self.0.clone(), arena })
+        &self.program
     }
 }
 
 struct CpuContext {
-    shared: Arc<Shared>,
+    pool: Arc<ThreadPool>,
     arena: Arena,
 }
 
 impl DeviceContext for CpuContext {
-    fn run(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), RunError> {
-        self.run_steps(inputs, outputs, |_, _| {})
+    fn workspace_bytes(&self) -> u64 {
+        self.arena.bytes() as u64
     }
 
-    fn run_timed(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<Vec<Duration>, RunError> {
-        let mut times = vec![Duration::ZERO; self.shared.steps.len()];
-        self.run_steps(inputs, outputs, |step, time| times[step] = time)?;
+    fn reserve(&mut self, workspace_bytes: u64) {
+        if self.arena.bytes() < workspace_bytes as usize {
+            self.arena = Arena::new(workspace_bytes as usize);
+        }
+    }
+
+    fn run(
+        &mut self,
+        program: &dyn LoadedProgram,
+        inputs: &[&[u8]],
+        outputs: &mut [&mut [u8]],
+    ) -> Result<(), RunError> {
+        self.run_steps(program, inputs, outputs, |_| {})
+    }
+
+    fn run_timed(
+        &mut self,
+        program: &dyn LoadedProgram,
+        inputs: &[&[u8]],
+        outputs: &mut [&mut [u8]],
+    ) -> Result<Vec<Duration>, RunError> {
+        let mut times = Vec::with_capacity(program.program().steps.len());
+        let mut start = Instant::now();
+        self.run_steps(program, inputs, outputs, |_| {
+            let now = Instant::now();
+            times.push(now - start);
+            start = now;
+        })?;
         Ok(times)
     }
 }
@@ -187,22 +202,20 @@ impl DeviceContext for CpuContext {
 impl CpuContext {
     fn run_steps(
         &mut self,
+        program: &dyn LoadedProgram,
         inputs: &[&[u8]],
         outputs: &mut [&mut [u8]],
-        mut observe: impl FnMut(usize, Duration),
+        mut after: impl FnMut(usize),
     ) -> Result<(), RunError> {
-        let shared = &*self.shared;
-        let exec = Exec::new(shared.isa, &shared.pool)
+        let loaded = (program as &dyn Any).downcast_ref::<Loaded>().ok_or(RunError::ForeignProgram)?;
+        let exec = Exec::new(loaded.isa, &self.pool)
             .ok_or_else(|| RunError::Buffer("this CPU does not have the Program's instructions".to_string()))?;
-        let mut bound = Bound::new(&shared.requirements, &mut self.arena, &shared.constants, inputs, outputs)
+        let mut bound = Bound::new(&loaded.requirements, &mut self.arena, &loaded.constants, inputs, outputs)
             .map_err(|error| RunError::Buffer(error.to_string()))?;
-        let mut start = Instant::now();
-        for (position, step) in shared.steps.iter().enumerate() {
+        for (position, step) in loaded.steps.iter().enumerate() {
             let mut args = bound.args(&step.slots);
-            (step.run)(&mut args, exec).map_err(|reason| step_error(&shared.program, position, reason))?;
-            let now = Instant::now();
-            observe(position, now - start);
-            start = now;
+            (step.run)(&mut args, exec).map_err(|reason| step_error(&loaded.program, position, reason))?;
+            after(position);
         }
         Ok(())
     }

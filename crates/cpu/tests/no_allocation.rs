@@ -120,8 +120,9 @@ fn a_run_allocates_nothing() {
             let target = CpuTarget::new(isa, threads, PassOptions::default());
             let program = Arc::new(target.compile(&graph, &Bucket::default(), &store).unwrap());
             check_kernels(&program);
-            let loaded = CpuDevice::new(threads).load(&program, &store).unwrap();
-            let mut context = loaded.context();
+            let device = CpuDevice::new(threads);
+            let loaded = device.load(&program, &store).unwrap();
+            let mut context = device.context(program.arena_bytes);
             let words = |bytes: u64| vec![0u64; (bytes as usize).div_ceil(size_of::<u64>())];
             let x = vec![0.5f32; program.inputs[0].bytes as usize / size_of::<f32>()];
             let indices = [0i64, -1, 15, 3, 3];
@@ -134,8 +135,8 @@ fn a_run_allocates_nothing() {
                 .map(|(port, words)| &mut bytemuck::cast_slice_mut(words)[..port.bytes as usize])
                 .collect();
             // The first run may set up what the system keeps for a thread.
-            context.run(&inputs, &mut outputs).unwrap();
-            let counted = allocation_counter::measure(|| context.run(&inputs, &mut outputs).unwrap());
+            context.run(&*loaded, &inputs, &mut outputs).unwrap();
+            let counted = allocation_counter::measure(|| context.run(&*loaded, &inputs, &mut outputs).unwrap());
             assert_eq!(counted.count_total, 0, "{isa:?} on {threads} threads: {counted:?}");
         }
     }

@@ -100,7 +100,10 @@ fn run(loaded: &dyn LoadedProgram) -> Result<Vec<Vec<u64>>, String> {
         .zip(&mut outputs)
         .map(|(port, words)| &mut bytemuck::cast_slice_mut(words)[..port.bytes as usize])
         .collect();
-    loaded.context().run(&inputs, &mut slices).map_err(|error| error.to_string())?;
+    CpuDevice::new(1)
+        .context(program.arena_bytes)
+        .run(loaded, &inputs, &mut slices)
+        .map_err(|error| error.to_string())?;
     Ok(outputs)
 }
 

@@ -119,19 +119,35 @@ impl Error {
             // A full disk or a missing right is the caller's to mend; nothing is damaged.
             Error::Store(StoreError::Io { .. }) => ErrorKind::Usage,
             Error::Load(_) | Error::Store(_) | Error::ProgramFile { .. } => ErrorKind::Integrity,
-            Error::Run(RunError::Buffer(_)) => ErrorKind::Usage,
+            Error::Run(RunError::Buffer(_) | RunError::ForeignProgram) => ErrorKind::Usage,
             Error::Run(RunError::Step { .. }) => ErrorKind::Model,
-            Error::Session(SessionError::Options(_) | SessionError::Request(_) | SessionError::Tensor(_)) => {
-                ErrorKind::Usage
-            }
-            Error::Session(SessionError::NotReady { .. } | SessionError::NotCached(_)) => ErrorKind::Usage,
-            Error::Session(SessionError::Graph(_) | SessionError::Eval(_) | SessionError::Compile(_)) => {
-                ErrorKind::Model
-            }
-            Error::Session(SessionError::Run(_)) => ErrorKind::Model,
-            Error::Session(SessionError::Load(_) | SessionError::Cache(_)) | Error::Cache(_) => ErrorKind::Integrity,
+            Error::Session(error) => session_kind(error),
+            Error::Cache(_) => ErrorKind::Integrity,
             Error::Array { source: NpyError::TooLarge { .. }, .. } => ErrorKind::Limit,
             Error::Array { .. } | Error::Tensor(_) | Error::Io { .. } | Error::Request(_) => ErrorKind::Usage,
         }
+    }
+}
+
+/// What kind of failure a Session's is.
+fn session_kind(error: &SessionError) -> ErrorKind {
+    match error {
+        SessionError::Options(_)
+        | SessionError::Request(_)
+        | SessionError::OutOfRange(_)
+        | SessionError::EmptyBatch { .. }
+        | SessionError::Tensor(_)
+        | SessionError::NotReady { .. }
+        | SessionError::NotCached(_) => ErrorKind::Usage,
+        SessionError::Graph(_)
+        | SessionError::Eval(_)
+        | SessionError::Compile(_)
+        | SessionError::Source(_)
+        | SessionError::Run(_) => ErrorKind::Model,
+        SessionError::Load(_) | SessionError::Cache(_) => ErrorKind::Integrity,
+        SessionError::Busy { .. }
+        | SessionError::Timeout { .. }
+        | SessionError::Memory(_)
+        | SessionError::Thread(_) => ErrorKind::Limit,
     }
 }

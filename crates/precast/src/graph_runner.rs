@@ -19,7 +19,7 @@ use crate::error::Error;
 /// What all runners of a model share.
 pub struct Shared {
     pub target: CpuTarget,
-    pub device: CpuDevice,
+    pub device: Arc<CpuDevice>,
     pub store: MemoryStore,
 }
 
@@ -134,7 +134,8 @@ impl GraphRunner {
         let graph = graph()?;
         let bucket = Bucket::new(key.bindings.iter().cloned());
         let program = Arc::new(self.shared.target.compile(&graph, &bucket, &self.shared.store)?);
-        let part = Arc::new(ContextPool::new(self.shared.device.load(&program, &self.shared.store)?));
+        let loaded = self.shared.device.load(&program, &self.shared.store)?;
+        let part = Arc::new(ContextPool::new(loaded, self.shared.device.clone()));
         if parts.len() >= PARTS_KEPT {
             parts.clear();
         }

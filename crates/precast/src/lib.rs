@@ -16,10 +16,12 @@
 
 mod compare;
 pub mod device_name;
+mod dim_bind;
 mod error;
 mod folder_store;
 mod graph_runner;
 mod model;
+mod model_source;
 pub mod npy;
 mod npy_header;
 mod open_session;
@@ -31,10 +33,11 @@ mod tensor_file;
 mod verify;
 
 pub use compare::{Difference, Tolerance, compare, relative_error};
+pub use dim_bind::{DimBind, DimBinds};
 pub use error::{Error, ErrorKind};
 pub use folder_store::FolderStore;
 pub use model::{DeclaredOutput, InputInfo, Model, ModelSummary};
-pub use open_session::{ModelSession, OpenOptions, batch_symbol};
+pub use open_session::{Form, ModelSession, OpenOptions, batch_symbol};
 pub use precast_cache::{CacheOptions, GcOptions, Mode as CacheMode, ProgramCache};
 pub use precast_cpu::Isa;
 pub use precast_ir::{Graph, text};
@@ -42,7 +45,11 @@ pub use precast_onnx::{ImportError, ImportOptions, Imported, UnsupportedNode, op
 pub use precast_passes::batch_axis::{explain as explain_padding, pad_verdict};
 pub use precast_passes::{CANONICAL, FUSED, PassOptions, run_passes};
 pub use precast_program::{Bucket, Port, Program, Step};
-pub use precast_session::{BucketPolicy, Counters, Fit, OnMiss, RunReport, Session, Tier};
+pub use precast_session::{
+    Argument, BucketPolicy, ContextWait, Counters, DimOptions, Fit, Observer, OnMiss, OnMissChain, OutputBuffer,
+    PadContent, PadGrade, Pending, Phase, Progress, Reason, RunReport, Session, SessionError, SessionOptions, Startup,
+    Tier,
+};
 pub use precast_tensor::{Bindings, DType, Dim, Symbol, Tensor, TensorError, Type};
 pub use program_file::{is_program_file, load_program, move_program, read_program, save_program};
 pub use program_runner::{ProgramRunner, is_by_reference};

@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use precast_ir::Graph;
 use precast_onnx::import::{ImportOptions, Imported, declared_dim, import};
 use precast_onnx::{DeclaredDim, Limits, ModelFile, declared_type};
-use precast_tensor::{DType, Dim};
+use precast_tensor::{DType, Digest, Dim};
 
 use crate::error::Error;
 
-/// An opened ONNX model.
+/// An opened ONNX model. Cheap to clone.
+#[derive(Clone)]
 pub struct Model {
-    file: ModelFile,
+    file: Arc<ModelFile>,
 }
 
 /// An input as the model declares it.
@@ -60,17 +62,17 @@ pub struct ModelSummary {
 impl Model {
     /// Opens a file.
     pub fn open(path: &Path) -> Result<Model, Error> {
-        Ok(Model { file: ModelFile::open(path, &Limits::default())? })
+        Ok(Model { file: Arc::new(ModelFile::open(path, &Limits::default())?) })
     }
 
     /// Opens a file whose external data may lie anywhere beneath `root`, links included.
     pub fn open_within(path: &Path, root: &Path) -> Result<Model, Error> {
-        Ok(Model { file: ModelFile::open_within(path, root, &Limits::default())? })
+        Ok(Model { file: Arc::new(ModelFile::open_within(path, root, &Limits::default())?) })
     }
 
     /// Opens a model in memory; it cannot have external data.
     pub fn from_bytes(bytes: Bytes) -> Result<Model, Error> {
-        Ok(Model { file: ModelFile::from_bytes(bytes, None, &Limits::default())? })
+        Ok(Model { file: Arc::new(ModelFile::from_bytes(bytes, None, &Limits::default())?) })
     }
 
     /// Inputs that a request must give, in order.
@@ -140,6 +142,11 @@ impl Model {
             weight_bytes,
             digest: self.file.digest().to_string(),
         }
+    }
+
+    /// Digest of all that the model is, if that is one file.
+    pub(crate) fn content_digest(&self) -> Option<Digest> {
+        self.file.is_self_contained().then(|| self.file.digest())
     }
 
     /// The model as a Graph. Symbols without a number stay symbols.

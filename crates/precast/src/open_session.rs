@@ -1,34 +1,38 @@
-//! A model as a Session on the CPU: the symbolic Graph, the dim of the batch with its Buckets, and a cache.
+//! A model as Sessions on the CPU. Most models are one Session; a model whose form depends on the values of some inputs has
+//! one Session for each set of those values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use precast_cache::{CacheOptions, Mode, ProgramCache};
 use precast_cpu::{CpuDevice, CpuTarget};
-use precast_ir::Graph;
-use precast_onnx::ImportOptions;
-use precast_passes::cut_segments::{Segment, cut_segments};
-use precast_passes::{CANONICAL, run_passes};
-use precast_session::{BucketPolicy, DimOptions, OnMiss, RunReport, Session, SessionOptions};
-use precast_tensor::{Dim, Tensor};
+use precast_onnx::{ImportError, ImportOptions};
+use precast_session::{BucketPolicy, DimOptions, RunReport, Session, SessionOptions};
+use precast_tensor::{Digest, Dim, Tensor};
 
+use crate::dim_bind::DimBinds;
 use crate::error::Error;
 use crate::model::Model;
+use crate::model_source::ModelSource;
 use crate::runner::{Named, RunnerOptions};
 use crate::suggestion::listed;
 
-/// How a model is opened as a Session.
+/// How a model is opened.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// Threads, instruction set and passes.
     pub runner: RunnerOptions,
     /// Numbers for dims that every request shares, by symbol.
     pub dims: BTreeMap<String, i64>,
+    /// Axes of inputs that are one dim.
+    pub binds: DimBinds,
+    /// Values of inputs that every request shares, by name.
+    pub freeze: BTreeMap<String, Tensor>,
     /// Which extents of the batch have Programs.
     pub buckets: BucketPolicy,
-    /// What happens to a request whose Program is not loaded.
-    pub on_miss: OnMiss,
+    /// The rest of what a Session may be told. Its `dims` come on top of `buckets`.
+    pub session: SessionOptions,
     /// Folder of the cache; none keeps Programs in memory only.
     pub cache: Option<PathBuf>,
 }
@@ -38,91 +42,211 @@ impl Default for OpenOptions {
         OpenOptions {
             runner: RunnerOptions::default(),
             dims: BTreeMap::new(),
+            binds: DimBinds::default(),
+            freeze: BTreeMap::new(),
             buckets: BucketPolicy::Exact,
-            on_miss: OnMiss::Wait,
+            session: SessionOptions::default(),
             cache: None,
         }
     }
 }
 
-/// A model opened as a Session: inputs and outputs go by name.
+/// A model opened for requests of any size: inputs and outputs go by name.
 pub struct ModelSession {
-    graph: Graph,
+    model: Model,
+    options: OpenOptions,
+    target: Arc<CpuTarget>,
+    device: Arc<CpuDevice>,
+    cache: Arc<ProgramCache>,
+    /// Inputs whose values decide the form of the model, beside those that are frozen; learned from it.
+    deciding: Mutex<BTreeSet<String>>,
+    /// Forms by the values of those inputs.
+    forms: RwLock<BTreeMap<Vec<(String, Digest)>, Arc<Form>>>,
+    /// Held while a form is opened, so that it is opened once; requests of other forms do not wait for it.
+    opening: Mutex<()>,
+}
+
+/// A model in one form.
+pub struct Form {
     session: Session,
     inputs: Vec<String>,
     outputs: Vec<String>,
 }
 
 impl ModelSession {
-    /// Opens a model. It must be one Program: no sizes or branches that only a run decides.
+    /// Opens a model, and its Buckets unless the values of inputs decide its form: then with the first request.
     pub fn open(model: &Model, options: &OpenOptions) -> Result<ModelSession, Error> {
-        let dims = options.dims.iter().map(|(symbol, &number)| (symbol.clone(), Dim::from(number))).collect();
-        let graph = model.graph(&ImportOptions { dims, ..ImportOptions::default() })?.graph;
-        let graph = run_passes(&graph, CANONICAL, &options.runner.passes)?;
-        refuse_host_nodes(&graph)?;
-        let mut session_options = SessionOptions { on_miss: options.on_miss, ..SessionOptions::default() };
-        if let (Some(symbol), true) = (batch_symbol(&graph), options.buckets != BucketPolicy::Exact) {
-            session_options.dims.insert(symbol, DimOptions { buckets: options.buckets.clone() });
-        }
-        let passes = &options.runner.passes;
-        session_options.target_options = BTreeMap::from([
-            ("disable".to_string(), passes.disabled.join(",")),
-            ("strict_numerics".to_string(), passes.strict_numerics.to_string()),
-        ]);
-        let cache_options = match &options.cache {
+        let cache = match &options.cache {
             Some(folder) => CacheOptions::new(folder),
             None => CacheOptions { mode: Mode::Off, ..CacheOptions::new("") },
         };
-        let cache = Arc::new(ProgramCache::open(cache_options)?);
-        let target = Arc::new(CpuTarget::new(options.runner.isa, options.runner.threads, passes.clone()));
-        let device = Arc::new(CpuDevice::new(options.runner.threads));
-        let session = Session::open(&graph, session_options, target, device, cache)?;
-        let inputs = graph.inputs().iter().map(|&input| graph.input_name(input).to_string()).collect();
-        let outputs = graph.outputs().iter().map(|output| output.name.clone()).collect();
-        Ok(ModelSession { graph, session, inputs, outputs })
+        ModelSession::open_with(model, options, Arc::new(ProgramCache::open(cache)?))
     }
 
-    /// The symbolic Graph.
-    pub fn graph(&self) -> &Graph {
-        &self.graph
+    /// Opens a model on a cache that is open already.
+    pub fn open_with(model: &Model, options: &OpenOptions, cache: Arc<ProgramCache>) -> Result<ModelSession, Error> {
+        let runner = &options.runner;
+        let session = ModelSession {
+            model: model.clone(),
+            target: Arc::new(CpuTarget::new(runner.isa, runner.threads, runner.passes.clone())),
+            device: Arc::new(CpuDevice::new(runner.threads)),
+            cache,
+            deciding: Mutex::default(),
+            forms: RwLock::default(),
+            opening: Mutex::default(),
+            options: options.clone(),
+        };
+        match session.open_form(&BTreeMap::new()) {
+            Ok(form) => drop(session.keep(Vec::new(), form)),
+            Err(Error::Import(ImportError::NeedsInputs { inputs, .. })) if !inputs.is_empty() => session.learn(inputs),
+            Err(error) => return Err(error),
+        }
+        Ok(session)
     }
 
-    /// The Session itself.
-    pub fn session(&self) -> &Session {
-        &self.session
+    /// The forms that are open.
+    pub fn forms(&self) -> Vec<Arc<Form>> {
+        self.forms.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Programs compiled so far.
+    pub fn compiles(&self) -> u64 {
+        self.forms().iter().map(|form| form.session.counters().compiles()).sum()
     }
 
     /// Outputs for these inputs, which may come in any order, and what was done.
     pub fn run(&self, inputs: &[(String, Tensor)]) -> Result<(Named, RunReport), Error> {
-        if let Some((name, _)) = inputs.iter().find(|(name, _)| !self.inputs.contains(name)) {
-            let names: Vec<&str> = self.inputs.iter().map(String::as_str).collect();
-            return Err(Error::Request(format!("there is no input '{name}'; {}", listed(name, &names))));
+        let form = self.form(inputs)?;
+        let (outputs, report) = form.session.run(&form.in_order(inputs)?)?;
+        Ok((form.outputs.iter().cloned().zip(outputs).collect(), report))
+    }
+
+    /// The form that a request runs on, opened if it was not yet.
+    pub fn form(&self, inputs: &[(String, Tensor)]) -> Result<Arc<Form>, Error> {
+        self.check_names(inputs)?;
+        loop {
+            let key = self.key(inputs);
+            if let Some(form) = self.known(&key) {
+                return Ok(form);
+            }
+            let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(form) = self.known(&key) {
+                return Ok(form);
+            }
+            let find = |name: &String| inputs.iter().find(|(given, _)| given == name).map(|(_, tensor)| tensor.clone());
+            let values: BTreeMap<String, Tensor> =
+                key.iter().filter_map(|(name, _)| Some((name.clone(), find(name)?))).collect();
+            match self.open_form(&values) {
+                Ok(form) => return Ok(self.keep(key, form)),
+                Err(Error::Import(ImportError::NeedsInputs { inputs, what })) => {
+                    if inputs.iter().all(|name| values.contains_key(name)) {
+                        return Err(Error::Import(ImportError::NeedsInputs { inputs, what }));
+                    }
+                    self.learn(inputs);
+                }
+                Err(error) => return Err(error),
+            }
         }
-        let ordered = self.inputs.iter().map(|name| {
+    }
+
+    fn known(&self, key: &[(String, Digest)]) -> Option<Arc<Form>> {
+        self.forms.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+    }
+
+    fn learn(&self, inputs: BTreeSet<String>) {
+        self.deciding.lock().unwrap_or_else(PoisonError::into_inner).extend(inputs);
+    }
+
+    fn keep(&self, key: Vec<(String, Digest)>, form: Form) -> Arc<Form> {
+        let mut forms = self.forms.write().unwrap_or_else(PoisonError::into_inner);
+        forms.entry(key).or_insert(Arc::new(form)).clone()
+    }
+
+    /// Values of the inputs that decide the form.
+    fn key(&self, inputs: &[(String, Tensor)]) -> Vec<(String, Digest)> {
+        let deciding = self.deciding.lock().unwrap_or_else(PoisonError::into_inner);
+        let given = inputs.iter().filter(|(name, _)| deciding.contains(name));
+        let mut key: Vec<(String, Digest)> = given.map(|(name, tensor)| (name.clone(), tensor.digest())).collect();
+        key.sort();
+        key
+    }
+
+    fn open_form(&self, values: &BTreeMap<String, Tensor>) -> Result<Form, Error> {
+        let options = &self.options;
+        let declared = self.model.inputs()?;
+        let freeze = options.freeze.iter().chain(values).map(|(name, tensor)| (name.clone(), tensor.clone()));
+        let import = ImportOptions {
+            dims: options.dims.iter().map(|(symbol, &number)| (symbol.clone(), Dim::from(number))).collect(),
+            shapes: options.binds.shapes(&declared)?,
+            freeze: freeze.collect(),
+        };
+        let source = Arc::new(ModelSource::new(&self.model, import, options.runner.passes.clone()));
+        let interface = source.interface(&self.target, &self.cache)?;
+        let mut session = options.session.clone();
+        if let (Some(symbol), true) = (batch_symbol(&interface), options.buckets != BucketPolicy::Exact) {
+            session.dims.entry(symbol).or_insert(DimOptions { buckets: options.buckets.clone() });
+        }
+        let passes = &options.runner.passes;
+        session.target_options.insert("disable".to_string(), passes.disabled.join(","));
+        session.target_options.insert("strict_numerics".to_string(), passes.strict_numerics.to_string());
+        session.device_label = cpu_label(options.runner.threads);
+        let inputs = interface.inputs.iter().map(|input| input.name.clone()).collect();
+        let (target, device, cache) = (self.target.clone(), self.device.clone(), self.cache.clone());
+        let session = Session::open(interface, source, session, target, device, cache)?;
+        Ok(Form { session, inputs, outputs: self.model.outputs() })
+    }
+
+    fn check_names(&self, inputs: &[(String, Tensor)]) -> Result<(), Error> {
+        let declared = self.model.inputs()?;
+        let names: Vec<&str> = declared.iter().map(|input| input.name.as_str()).collect();
+        for (position, (name, tensor)) in inputs.iter().enumerate() {
+            if !names.contains(&name.as_str()) {
+                return Err(Error::Request(format!("there is no input '{name}'; {}", listed(name, &names))));
+            }
+            if inputs[..position].iter().any(|(other, _)| other == name) {
+                return Err(Error::Request(format!("input '{name}' is given twice")));
+            }
+            if self.options.freeze.get(name).is_some_and(|frozen| frozen != tensor) {
+                return Err(Error::Request(format!(
+                    "input '{name}' was frozen to another value when the model was opened"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Form {
+    /// The Session.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Names of the outputs, in order.
+    pub fn outputs(&self) -> &[String] {
+        &self.outputs
+    }
+
+    /// The Session's inputs in its order.
+    pub fn in_order(&self, inputs: &[(String, Tensor)]) -> Result<Vec<Tensor>, Error> {
+        let find = |name: &String| {
             let found = inputs.iter().find(|(given, _)| given == name);
-            found
-                .map(|(_, tensor)| tensor.clone())
-                .ok_or_else(|| Error::Request(format!("input '{name}' is not given")))
-        });
-        let ordered: Vec<Tensor> = ordered.collect::<Result<_, Error>>()?;
-        let (outputs, report) = self.session.run(&ordered)?;
-        Ok((self.outputs.iter().cloned().zip(outputs).collect(), report))
+            let tensor = found.map(|(_, tensor)| tensor.clone());
+            tensor.ok_or_else(|| Error::Request(format!("input '{name}' is not given")))
+        };
+        self.inputs.iter().map(find).collect()
     }
 }
 
 /// The symbol of the batch: that of axis 0 of the first input that has one.
-pub fn batch_symbol(graph: &Graph) -> Option<String> {
-    let first =
-        |&input| graph.ty(input).dims.first().and_then(|dim| dim.as_symbol()).map(|symbol| symbol.as_str().into());
-    graph.inputs().iter().find_map(first)
+pub fn batch_symbol(interface: &precast_session::Interface) -> Option<String> {
+    let first = |input: &precast_session::SymbolicPort| Some(input.ty.dims.first()?.as_symbol()?.as_str().to_string());
+    interface.inputs.iter().find_map(first)
 }
 
-fn refuse_host_nodes(graph: &Graph) -> Result<(), Error> {
-    let segments = cut_segments(graph)?;
-    match segments.iter().find(|segment| matches!(segment, Segment::Host { .. })) {
-        None => Ok(()),
-        Some(_) => Err(Error::Request(
-            "the model has sizes or branches that only a run decides; it is not one Program".to_string(),
-        )),
-    }
+/// The kind of machine that measured costs hold for.
+fn cpu_label(threads: usize) -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    format!("{} with {threads} threads", name.map_or("unknown CPU", |(_, name)| name.trim()))
 }

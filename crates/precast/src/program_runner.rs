@@ -22,8 +22,9 @@ pub struct ProgramRunner {
 impl ProgramRunner {
     /// Loads a Program file for runs on `threads` threads.
     pub fn open(path: &Path, threads: usize) -> Result<ProgramRunner, Error> {
-        let loaded = load_program(path, &CpuDevice::new(threads))?;
-        Ok(ProgramRunner { part: Arc::new(ContextPool::new(loaded)) })
+        let device = Arc::new(CpuDevice::new(threads));
+        let loaded = load_program(path, &*device)?;
+        Ok(ProgramRunner { part: Arc::new(ContextPool::new(loaded, device)) })
     }
 
     /// The Program.

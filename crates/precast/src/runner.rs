@@ -9,7 +9,7 @@ use precast_ir::Graph;
 use precast_ir::eval::eval_graph;
 use precast_onnx::import::{ImportError, ImportOptions};
 use precast_passes::PassOptions;
-use precast_program::{Bucket, Device, DeviceContext, MemoryStore, Program};
+use precast_program::{Bucket, Device, DeviceContext, LoadedProgram, MemoryStore, Program};
 use precast_session::{ContextPool, OutputBuffer};
 use precast_tensor::{DType, Dim, Tensor};
 
@@ -69,7 +69,8 @@ impl Runner {
     /// A runner of a model.
     pub fn new(model: Model, options: RunnerOptions) -> Runner {
         let target = CpuTarget::new(options.isa, options.threads, options.passes);
-        let shared = Shared { target, device: CpuDevice::new(options.threads), store: MemoryStore::default() };
+        let shared =
+            Shared { target, device: Arc::new(CpuDevice::new(options.threads)), store: MemoryStore::default() };
         Runner { model, shared: Arc::new(shared), frozen: Mutex::default(), prepared: Mutex::default() }
     }
 
@@ -155,7 +156,7 @@ impl Runner {
     pub(crate) fn run_optimised(&self, graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
         let program = self.shared.target.compile_optimised(graph, &Bucket::default(), &self.shared.store)?;
         let loaded = self.shared.device.load(&Arc::new(program), &self.shared.store)?;
-        Ok(ContextPool::new(loaded).run(inputs)?)
+        Ok(ContextPool::new(loaded, self.shared.device.clone()).run(inputs)?)
     }
 
     fn prepare(&self, inputs: &[(String, Tensor)]) -> Result<Arc<Prepared>, Error> {
@@ -275,12 +276,13 @@ impl Ready {
 
     /// Runs once.
     pub fn run(&mut self) -> Result<(), Error> {
-        self.with_buffers(|context, inputs, outputs| Ok(context.run(inputs, outputs)?))
+        self.with_buffers(|context, program, inputs, outputs| Ok(context.run(program, inputs, outputs)?))
     }
 
     /// Runs once and gives the time of every step.
     pub fn run_timed(&mut self) -> Result<Vec<StepTime>, Error> {
-        let times = self.with_buffers(|context, inputs, outputs| Ok(context.run_timed(inputs, outputs)?))?;
+        let times =
+            self.with_buffers(|context, program, inputs, outputs| Ok(context.run_timed(program, inputs, outputs)?))?;
         let steps = self.program().steps.iter().zip(times);
         Ok(steps
             .map(|(step, time)| StepTime { kernel: step.kernel.clone(), nodes: step.provenance.clone(), time })
@@ -289,12 +291,12 @@ impl Ready {
 
     fn with_buffers<T>(
         &mut self,
-        run: impl FnOnce(&mut dyn DeviceContext, &[&[u8]], &mut [&mut [u8]]) -> Result<T, Error>,
+        run: impl FnOnce(&mut dyn DeviceContext, &dyn LoadedProgram, &[&[u8]], &mut [&mut [u8]]) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let inputs: Vec<&[u8]> = self.inputs.iter().map(Tensor::as_bytes).collect();
         let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(OutputBuffer::as_bytes_mut).collect();
         let context = self.context.as_mut().expect("a context is held until drop");
-        run(context.as_mut(), &inputs, &mut outputs)
+        run(context.as_mut(), self.part.loaded(), &inputs, &mut outputs)
     }
 }
 

@@ -1,31 +1,42 @@
 //! A Device loads Programs; a DeviceContext is the memory of one run on it. Two runs never share a context.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::program::Program;
 use crate::store::{ArtifactStore, StoreError};
 
-/// Loads Programs.
+/// Loads Programs and makes the contexts they run in.
 pub trait Device: Send + Sync {
     /// Makes a Program ready to run.
     fn load(&self, program: &Arc<Program>, store: &dyn ArtifactStore) -> Result<Arc<dyn LoadedProgram>, LoadError>;
+    /// Memory for runs of Programs with at most this much workspace, one run at a time.
+    fn context(&self, workspace_bytes: u64) -> Box<dyn DeviceContext>;
 }
 
-/// A Program that is ready to run. Shared by all its contexts.
-pub trait LoadedProgram: Send + Sync {
+/// A Program that is ready to run. Shared by all contexts of its device.
+pub trait LoadedProgram: Any + Send + Sync {
     /// The Program.
     fn program(&self) -> &Program;
-    /// Memory for runs, one at a time.
-    fn context(&self) -> Box<dyn DeviceContext>;
 }
 
-/// Memory of one run at a time.
+/// Memory of one run at a time, for any Program of its device that fits.
 pub trait DeviceContext: Send {
-    /// Runs the Program: inputs and outputs in the Program's order, each of exactly its Port's bytes.
-    fn run(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), RunError>;
-    /// Runs the Program and gives the time of every step.
-    fn run_timed(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<Vec<Duration>, RunError>;
+    /// Workspace that there is.
+    fn workspace_bytes(&self) -> u64;
+    /// Makes room for Programs with this much workspace. What was in the workspace is lost.
+    fn reserve(&mut self, workspace_bytes: u64);
+    /// Runs a Program: inputs and outputs in its order, each of exactly its Port's bytes.
+    fn run(&mut self, program: &dyn LoadedProgram, inputs: &[&[u8]], outputs: &mut [&mut [u8]])
+    -> Result<(), RunError>;
+    /// Runs a Program and gives the time of every step.
+    fn run_timed(
+        &mut self,
+        program: &dyn LoadedProgram,
+        inputs: &[&[u8]],
+        outputs: &mut [&mut [u8]],
+    ) -> Result<Vec<Duration>, RunError>;
 }
 
 /// Why a Program could not be loaded.
@@ -61,6 +72,9 @@ pub enum RunError {
     /// A buffer of the caller does not fit.
     #[error("{0}")]
     Buffer(String),
+    /// The Program was loaded on another device.
+    #[error("the Program was loaded on another kind of device than this context is of")]
+    ForeignProgram,
     /// A step met values it has no meaning for.
     #[error("step {step} ({kernel}) of node '{node}': {reason}")]
     Step {

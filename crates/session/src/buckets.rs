@@ -16,6 +16,8 @@ pub enum BucketPolicy {
     Fitted {
         /// The largest extent.
         max: i64,
+        /// Extents that a fit to traffic may have; eight unless set.
+        count: Option<usize>,
     },
     /// These extents, in increasing order.
     List(Vec<i64>),
@@ -27,7 +29,7 @@ impl BucketPolicy {
         match self {
             BucketPolicy::Exact => Vec::new(),
             BucketPolicy::PowersOfTwo { max } => ladder(*max, &[1]),
-            BucketPolicy::Fitted { max } => ladder(*max, &[1, 3]),
+            BucketPolicy::Fitted { max, .. } => ladder(*max, &[1, 3]),
             BucketPolicy::List(extents) => extents.clone(),
         }
     }
@@ -51,7 +53,7 @@ fn ladder(max: i64, starts: &[i64]) -> Vec<i64> {
 impl FromStr for BucketPolicy {
     type Err = String;
 
-    /// `exact`, `pow2:64`, `fitted:64` or a list such as `1,2,6`.
+    /// `exact`, `pow2:64`, `fitted:64`, `fitted:64,k=6` or a list such as `1,2,6`.
     fn from_str(text: &str) -> Result<BucketPolicy, String> {
         let extent = |text: &str| match text.trim().parse::<i64>() {
             Ok(extent) if extent > 0 => Ok(extent),
@@ -63,8 +65,12 @@ impl FromStr for BucketPolicy {
         if let Some(max) = text.strip_prefix("pow2:") {
             return Ok(BucketPolicy::PowersOfTwo { max: extent(max)? });
         }
-        if let Some(max) = text.strip_prefix("fitted:") {
-            return Ok(BucketPolicy::Fitted { max: extent(max)? });
+        if let Some(rest) = text.strip_prefix("fitted:") {
+            let (max, count) = match rest.split_once(",k=") {
+                None => (rest, None),
+                Some((max, count)) => (max, Some(extent(count)? as usize)),
+            };
+            return Ok(BucketPolicy::Fitted { max: extent(max)?, count });
         }
         let mut extents = text.split(',').map(extent).collect::<Result<Vec<i64>, String>>()?;
         extents.sort_unstable();
@@ -89,12 +95,13 @@ mod tests {
 
     #[test]
     fn the_fitted_ladder_has_halves_between_powers() {
-        assert_eq!(BucketPolicy::Fitted { max: 20 }.extents(), [1, 2, 3, 4, 6, 8, 12, 16, 20]);
+        assert_eq!(BucketPolicy::Fitted { max: 20, count: None }.extents(), [1, 2, 3, 4, 6, 8, 12, 16, 20]);
     }
 
     #[test]
     fn policies_read_as_they_are_written() {
         assert_eq!("pow2:8".parse(), Ok(BucketPolicy::PowersOfTwo { max: 8 }));
+        assert_eq!("fitted:8,k=3".parse(), Ok(BucketPolicy::Fitted { max: 8, count: Some(3) }));
         assert_eq!("6,1,2".parse(), Ok(BucketPolicy::List(vec![1, 2, 6])));
         assert_eq!("exact".parse(), Ok(BucketPolicy::Exact));
         for bad in ["0", "1,x", "2,2", "pow2:", "pow2:-4", ""] {

@@ -2,18 +2,39 @@
 //! proved to change nothing, split where that is, and sliced back. Knows no target, no ONNX and no tokens.
 #![forbid(unsafe_code)]
 
+mod binding;
+mod box_copy;
+mod bring;
 pub mod buckets;
-pub mod context;
+mod context_pool;
+mod costs;
 pub mod cover;
 mod error;
+mod exec_context;
+mod interface;
+mod ladders;
+mod memory;
 mod options;
+mod output_buffer;
+mod programs;
 mod report;
-mod rows;
+mod request;
 mod session;
+mod startup;
+mod submit;
+mod traffic;
 
+pub use box_copy::PadContent;
 pub use buckets::BucketPolicy;
-pub use context::{ContextPool, OutputBuffer};
+pub use context_pool::ContextPool;
 pub use error::SessionError;
-pub use options::{DimOptions, OnMiss, SessionOptions};
-pub use report::{Chunk, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
+pub use interface::{DimInterface, GraphDigests, GraphSource, Interface, PadGrade, RowAxis, SymbolicPort};
+pub use memory::MemorySheet;
+pub use options::{ContextWait, DimOptions, Observer, OnMiss, OnMissChain, SessionOptions, Startup};
+pub use output_buffer::OutputBuffer;
+pub use report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
+pub use request::Argument;
 pub use session::Session;
+pub use startup::{EtaBasis, Phase, Progress};
+pub use submit::{Answer, Pending};
+pub use traffic::fit_extents;

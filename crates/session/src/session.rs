@@ -1,383 +1,659 @@
-//! A Session: a symbolic Graph, a ladder of Buckets for one dim, and Programs for them. `run` takes a request of any
-//! size: it finds what the request's dims are, which Buckets cover it, and runs them.
+//! A Session: a model on a device, with one Program a Bucket. `run` takes a request of any size: if the context has just
+//! seen one like it, it runs at once (ultra-fast); if the Programs are loaded, it is bound to them (fast); otherwise the
+//! on-miss chain decides (standard).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::Arc;
+use std::time::Instant;
 
-use precast_cache::{GetError, KeyRecord, ProgramCache};
-use precast_ir::eval::{bind_inputs, eval_graph};
-use precast_ir::graph::{GraphCopy, Provenance};
-use precast_ir::{Graph, text};
-use precast_passes::batch_axis::{Grade, OutputRule, PadVerdict, pad_verdict};
-use precast_program::program::BUILD;
+use precast_cache::{KeyRecord, ProgramCache};
+use precast_ir::Graph;
+use precast_ir::eval::eval_graph;
 use precast_program::{Bucket, Device, Target};
-use precast_tensor::{Bindings, Digest, Symbol, Tensor};
+use precast_tensor::Tensor;
 
-use crate::context::ContextPool;
+use crate::binding::{Binding, Parts};
+use crate::bring::Bringer;
 use crate::cover::CoverTable;
 use crate::error::SessionError;
-use crate::options::{OnMiss, SessionOptions};
-use crate::report::{Chunk, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
-use crate::rows::{RowAxis, join_rows, take_rows};
+use crate::exec_context::{Contexts, Taken};
+use crate::interface::{GraphSource, Interface};
+use crate::ladders::{Costs, Ladders, Layout};
+use crate::options::{OnMiss, SessionOptions, Startup};
+use crate::programs::{Entry, Flight, Programs, Table};
+use crate::report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
+use crate::request::{Argument, Unifier};
+use crate::startup::{EtaBasis, Phase, Progress, wait_for};
+use crate::submit::{Pending, Workers};
+use crate::traffic::Traffic;
 
-/// Requests that a Session remembers the Programs of, newest first.
-const BINDINGS_KEPT: usize = 8;
-
-/// A model opened on a device.
+/// A model opened on a device. Shared by any number of threads.
 pub struct Session {
-    graph: Graph,
-    target: Arc<dyn Target>,
-    device: Arc<dyn Device>,
-    cache: Arc<ProgramCache>,
-    options: SessionOptions,
-    /// The dim that has Buckets, if one has.
-    bucketed: Option<BucketedDim>,
-    digests: (Digest, Digest),
-    programs: RwLock<BTreeMap<Bucket, Arc<ContextPool>>>,
-    bindings: Mutex<Vec<Arc<Binding>>>,
-    counters: Counters,
+    pub(crate) inner: Arc<Inner>,
+    workers: Workers,
 }
 
-/// The dim whose extents are padded or split.
-struct BucketedDim {
-    symbol: Symbol,
-    extents: Vec<i64>,
-    verdict: PadVerdict,
-    inputs: Vec<Option<RowAxis>>,
-    outputs: Vec<Option<RowAxis>>,
-    covers: CoverTable,
+/// What a Session and its background threads share.
+pub(crate) struct Inner {
+    pub(crate) interface: Arc<Interface>,
+    source: Arc<dyn GraphSource>,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) cache: Arc<ProgramCache>,
+    pub(crate) options: SessionOptions,
+    bringer: Arc<Bringer>,
+    unifier: Unifier,
+    pub(crate) programs: Arc<Programs>,
+    pub(crate) contexts: Contexts,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) traffic: Traffic,
+    /// An input and axis whose size tells requests apart cheaply.
+    form_place: Option<(usize, usize)>,
 }
 
-/// What requests of one form run on.
-struct Binding {
-    shapes: Vec<Vec<usize>>,
-    chunks: Vec<(Chunk, Arc<ContextPool>)>,
-    fit: Fit,
+/// What a request runs on.
+enum Prepared {
+    /// A Binding, how much had to be decided, and why.
+    Bound(Arc<Binding>, Tier, Origin, Reason),
+    /// Outputs that are there already.
+    Answered(Vec<Tensor>, RunReport),
 }
 
 impl Session {
-    /// Opens a symbolic Graph. With `opens_all`, every Bucket is loaded, and compiled where the cache does not have it.
+    /// Opens a model. By `options.startup` Buckets are loaded, and compiled where the cache does not have them.
     pub fn open(
+        interface: Interface,
+        source: Arc<dyn GraphSource>,
+        options: SessionOptions,
+        target: Arc<dyn Target>,
+        device: Arc<dyn Device>,
+        cache: Arc<ProgramCache>,
+    ) -> Result<Session, SessionError> {
+        let begun = Instant::now();
+        let (interface, counters) = (Arc::new(interface), Arc::new(Counters::default()));
+        let traffic = Traffic::new(&interface, &cache);
+        let ladders = traffic.fitted(Ladders::new(&interface, &options)?, &options);
+        let bringer = Bringer {
+            interface: interface.clone(),
+            source: source.clone(),
+            target,
+            device: device.clone(),
+            cache: cache.clone(),
+            counters: counters.clone(),
+            target_options: options.target_options.clone(),
+            device_label: options.device_label.clone(),
+        };
+        let inner = Inner {
+            unifier: Unifier::new(&interface),
+            form_place: ladders.primary().and_then(|primary| place_of(&interface, primary)),
+            programs: Arc::new(Programs::new(ladders, options.jobs, options.exact_programs_max)),
+            contexts: Contexts::new(options.contexts, device.clone(), options.contexts_wait, options.waiting_max),
+            bringer: Arc::new(bringer),
+            counters,
+            traffic,
+            interface,
+            source,
+            device,
+            cache,
+            options,
+        };
+        let workers = Workers::new(inner.options.contexts, inner.options.waiting_max);
+        let session = Session { inner: Arc::new(inner), workers };
+        session.inner.start(begun)?;
+        Ok(session)
+    }
+
+    /// Opens a symbolic Graph.
+    pub fn open_graph(
         graph: &Graph,
         options: SessionOptions,
         target: Arc<dyn Target>,
         device: Arc<dyn Device>,
         cache: Arc<ProgramCache>,
     ) -> Result<Session, SessionError> {
-        let bucketed = bucketed_dim(graph, &options)?;
-        let digests = digests(graph)?;
-        let session = Session {
-            graph: graph.clone(),
-            target,
-            device,
-            cache,
-            bucketed,
-            digests,
-            programs: RwLock::default(),
-            bindings: Mutex::default(),
-            counters: Counters::default(),
-            options,
-        };
-        let only_dim = graph.symbols().len() == 1;
-        if let Some(dim) = session.bucketed.as_ref().filter(|_| session.options.opens_all && only_dim) {
-            // The largest first: by padding it can serve every request.
-            for &extent in dim.extents.iter().rev() {
-                session.load(&Bucket::new([(dim.symbol.as_str().to_string(), extent)]))?;
-            }
-        }
-        Ok(session)
+        let interface = Interface::of(graph, None)?;
+        Session::open(interface, Arc::new(graph.clone()), options, target, device, cache)
     }
 
-    /// How padding is judged, where a dim has Buckets.
-    pub fn verdict(&self) -> Option<&PadVerdict> {
-        self.bucketed.as_ref().map(|dim| &dim.verdict)
+    /// Inputs, outputs and dims of the model.
+    pub fn interface(&self) -> &Interface {
+        &self.inner.interface
+    }
+
+    /// Extents of the dim that covers are chosen along.
+    pub fn extents(&self) -> Vec<i64> {
+        self.inner.programs.read(|table| table.ladders.primary_extents().to_vec())
+    }
+
+    /// The dim that has Buckets and is covered by them, by the name of its symbol.
+    pub fn primary_dim(&self) -> Option<&str> {
+        let primary = self.inner.programs.read(|table| table.ladders.primary());
+        primary.map(|primary| self.inner.interface.dims[primary].symbol.as_str())
     }
 
     /// What has been done so far.
     pub fn counters(&self) -> &Counters {
-        &self.counters
+        &self.inner.counters
     }
 
     /// Buckets whose Programs are loaded.
     pub fn loaded(&self) -> Vec<Bucket> {
-        self.programs.read().unwrap_or_else(|poisoned| poisoned.into_inner()).keys().cloned().collect()
+        self.inner.programs.read(|table| table.entries.keys().cloned().collect())
     }
 
-    /// Outputs in the Graph's order for inputs in the Graph's order, and what was done.
+    /// Buckets that are being loaded or compiled in the background.
+    pub fn in_flight(&self) -> Vec<Bucket> {
+        self.inner.programs.in_flight()
+    }
+
+    /// Measured costs of Buckets, in nanoseconds.
+    pub fn costs(&self) -> Vec<(Bucket, f64)> {
+        self.inner.programs.read(|table| table.costs.iter().map(|(bucket, &cost)| (bucket.clone(), cost)).collect())
+    }
+
+    /// Outputs in the model's order for inputs in the model's order, and what was done.
     pub fn run(&self, inputs: &[Tensor]) -> Result<(Vec<Tensor>, RunReport), SessionError> {
-        let (binding, tier, origin, reason) = match self.remembered(inputs) {
-            Some(binding) => (binding, Tier::UltraFast, Origin::Warm, Reason::None),
-            None => match self.bind(inputs)? {
-                Bound::Ready(binding, Origin::Warm) => (binding, Tier::Fast, Origin::Warm, Reason::FirstOnContext),
-                Bound::Ready(binding, origin) => (binding, Tier::Standard, origin, Reason::Miss),
-                Bound::Reference(rows) => return self.run_reference(inputs, rows),
-            },
-        };
-        let outputs = self.run_binding(&binding, inputs)?;
-        let chunks = binding.chunks.iter().map(|(chunk, _)| *chunk).collect();
-        let report = RunReport { tier, path: Path::Launch, fit: binding.fit, origin, reason, chunks };
-        self.counters.count(&report);
-        Ok((outputs, report))
+        self.inner.run(inputs)
     }
 
-    /// A binding of an earlier request with the same shapes.
-    fn remembered(&self, inputs: &[Tensor]) -> Option<Arc<Binding>> {
-        let bindings = self.bindings.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let is_same = |binding: &&Arc<Binding>| {
-            binding.shapes.len() == inputs.len()
-                && binding.shapes.iter().zip(inputs).all(|(shape, input)| *shape == input.shape())
-        };
-        bindings.iter().find(is_same).cloned()
+    /// Runs into the caller's buffers, whose sizes `output_shapes` tells. A repeated request allocates nothing.
+    pub fn run_into(&self, inputs: &[Argument<'_>], outputs: &mut [&mut [u8]]) -> Result<RunReport, SessionError> {
+        self.inner.run_into(inputs, outputs)
     }
 
-    /// Finds or makes what a request of these shapes runs on.
-    fn bind(&self, inputs: &[Tensor]) -> Result<Bound, SessionError> {
-        let dims = bind_inputs(&self.graph, inputs)?;
-        let rows = self.bucketed.as_ref().and_then(|dim| dims.get(&dim.symbol));
-        let (extents, fit) = self.choose(rows)?;
-        let mut origin = Origin::Warm;
-        let mut chunks = Vec::new();
-        let mut left = rows.unwrap_or(1);
-        for extent in extents {
-            let bucket = self.bucket(&dims, extent);
-            let (pool, from) = match self.on_hand(&bucket) {
-                Some(pool) => (pool, Origin::Warm),
-                None => match self.options.on_miss {
-                    OnMiss::Wait => self.load(&bucket)?,
-                    OnMiss::PadUp => match self.larger(&dims, extent) {
-                        Some((larger, pool)) => {
-                            let count = left.min(extent.unwrap_or(left));
-                            chunks.push((Chunk { bucket: larger, rows: count }, pool));
-                            left -= count;
-                            continue;
-                        }
-                        None => self.load(&bucket)?,
-                    },
-                    OnMiss::Reference => return Ok(Bound::Reference(rows.unwrap_or(1))),
-                    OnMiss::Reject => return Err(SessionError::NotReady { bucket: bucket.to_string() }),
-                },
+    /// Shapes of the outputs of a request with these inputs.
+    pub fn output_shapes(&self, inputs: &[Argument<'_>]) -> Result<Vec<Vec<usize>>, SessionError> {
+        match self.inner.prepare(inputs)? {
+            Prepared::Bound(binding, ..) => Ok(binding.outputs.iter().map(|output| output.shape.clone()).collect()),
+            Prepared::Answered(tensors, _) => Ok(tensors.iter().map(|tensor| tensor.shape().to_vec()).collect()),
+        }
+    }
+
+    /// Queues a request that a thread of the Session runs.
+    pub fn submit(&self, inputs: Vec<Tensor>) -> Result<Pending, SessionError> {
+        self.workers.submit(&self.inner, inputs)
+    }
+
+    /// Records of the Programs of all Buckets that are known ahead: what the cache files them under.
+    pub fn records(&self) -> Result<Vec<(Bucket, KeyRecord)>, SessionError> {
+        let buckets = self.inner.programs.read(|table| table.ladders.all());
+        buckets.into_iter().map(|bucket| Ok((bucket.clone(), self.inner.bringer.record(&bucket)?.0))).collect()
+    }
+}
+
+impl Inner {
+    /// Brings the Buckets that `startup` asks for.
+    fn start(self: &Arc<Self>, begun: Instant) -> Result<(), SessionError> {
+        let buckets = match self.options.startup {
+            Startup::Lazy => Vec::new(),
+            Startup::All | Startup::Largest => self.programs.read(|table| table.ladders.all()),
+        };
+        let flights: Vec<(Bucket, Arc<Flight>)> =
+            buckets.iter().map(|bucket| (bucket.clone(), self.request(bucket))).collect();
+        let needed = if self.options.startup == Startup::Largest { flights.len().min(1) } else { flights.len() };
+        let compiled = wait_for(&flights[..needed], begun, &|progress| self.tell(progress))?;
+        self.check_memory()?;
+        self.recall_costs();
+        let has_choice = self.programs.read(|table| table.ladders.primary_extents().len() > 1);
+        if self.options.measures && has_choice && self.options.startup == Startup::All {
+            let progress = |phase| Progress {
+                phase,
+                done: flights.len(),
+                total: flights.len(),
+                compiled,
+                bucket: None,
+                elapsed: begun.elapsed(),
+                eta: None,
+                basis: EtaBasis::Unknown,
             };
-            if from != Origin::Warm {
-                origin = from;
+            self.tell(&progress(Phase::Measuring));
+            self.measure_costs()?;
+            self.tell(&progress(Phase::Ready));
+        }
+        Ok(())
+    }
+
+    fn tell(&self, progress: &Progress) {
+        if let Some(observer) = &self.options.progress.0 {
+            observer(progress);
+        }
+    }
+
+    pub(crate) fn run(&self, inputs: &[Tensor]) -> Result<(Vec<Tensor>, RunReport), SessionError> {
+        let aligned: Vec<Tensor> = inputs.iter().map(Tensor::aligned).collect();
+        let arguments: Vec<Argument<'_>> = aligned.iter().map(Argument::from).collect();
+        let answer = self.run_owned(&arguments);
+        match &answer {
+            Ok((_, report)) => self.count(report),
+            Err(_) => self.counters.count_error(),
+        }
+        answer
+    }
+
+    fn run_owned(&self, arguments: &[Argument<'_>]) -> Result<(Vec<Tensor>, RunReport), SessionError> {
+        match self.prepare(arguments)? {
+            Prepared::Answered(tensors, report) => Ok((tensors, report)),
+            Prepared::Bound(binding, tier, origin, reason) => {
+                let mut buffers = binding.output_buffers();
+                let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(crate::OutputBuffer::as_bytes_mut).collect();
+                let mut taken = self.take(arguments)?;
+                if !taken.get().remembered(arguments).is_some_and(|known| Arc::ptr_eq(known, &binding)) {
+                    taken.get().remember(&binding);
+                }
+                self.run_taken(&mut taken, arguments, &mut slices)?;
+                drop(taken);
+                let reason = if tier == Tier::Fast { Reason::OwnedOutputs } else { reason };
+                Ok((binding.tensors(buffers)?, RunReport { tier, origin, reason, ..binding.report }))
             }
-            let count = left.min(extent.unwrap_or(left));
-            chunks.push((Chunk { bucket: extent.unwrap_or(count), rows: count }, pool));
-            left -= count;
-        }
-        let shapes = inputs.iter().map(|input| input.shape().to_vec()).collect();
-        let binding = Arc::new(Binding { shapes, chunks, fit });
-        let mut bindings = self.bindings.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        bindings.insert(0, binding.clone());
-        bindings.truncate(BINDINGS_KEPT);
-        Ok(Bound::Ready(binding, origin))
-    }
-
-    /// Extents that cover a request; one `None` where nothing is bucketed.
-    fn choose(&self, rows: Option<i64>) -> Result<(Vec<Option<i64>>, Fit), SessionError> {
-        let (Some(dim), Some(rows)) = (&self.bucketed, rows) else { return Ok((vec![None], Fit::Exact)) };
-        if rows == 0 || matches!(dim.verdict.grade, Grade::Refused { .. }) {
-            return Ok((vec![Some(rows)], Fit::Exact));
-        }
-        let cover = dim.covers.cover(rows);
-        match cover[..] {
-            [] => Err(SessionError::Request(format!(
-                "{} = {rows} is above the largest Bucket {}; the model may not be split along it",
-                dim.symbol,
-                dim.extents.last().copied().unwrap_or(0)
-            ))),
-            [extent] if extent == rows => Ok((vec![Some(extent)], Fit::Exact)),
-            [extent] => Ok((vec![Some(extent)], Fit::Padded)),
-            _ => Ok((cover.into_iter().map(Some).collect(), Fit::Split)),
         }
     }
 
-    /// The Bucket of a request's dims, with the bucketed one at an extent.
-    fn bucket(&self, dims: &Bindings, extent: Option<i64>) -> Bucket {
-        let bucketed = self.bucketed.as_ref().map(|dim| &dim.symbol);
-        Bucket::new(dims.iter().map(|(symbol, number)| {
-            let number = if Some(symbol) == bucketed { extent.unwrap_or(number) } else { number };
-            (symbol.as_str().to_string(), number)
-        }))
+    pub(crate) fn run_into(
+        &self,
+        arguments: &[Argument<'_>],
+        outputs: &mut [&mut [u8]],
+    ) -> Result<RunReport, SessionError> {
+        let report = self.run_borrowed(arguments, outputs);
+        match &report {
+            Ok(report) => self.count(report),
+            Err(_) => self.counters.count_error(),
+        }
+        report
     }
 
-    fn on_hand(&self, bucket: &Bucket) -> Option<Arc<ContextPool>> {
-        self.programs.read().unwrap_or_else(|poisoned| poisoned.into_inner()).get(bucket).cloned()
+    fn run_borrowed(&self, arguments: &[Argument<'_>], outputs: &mut [&mut [u8]]) -> Result<RunReport, SessionError> {
+        let epoch = self.programs.epoch();
+        let mut taken = self.take(arguments)?;
+        let mut reason = Reason::FirstOnContext;
+        if let Some(binding) = taken.get().remembered(arguments) {
+            if binding.epoch == epoch && is_aligned(arguments) {
+                let report = binding.report;
+                check_outputs(binding, outputs)?;
+                self.run_taken(&mut taken, arguments, outputs)?;
+                return Ok(report);
+            }
+            reason = Reason::Epoch;
+        }
+        drop(taken);
+        if !is_aligned(arguments) {
+            return self.run_unaligned(arguments, outputs);
+        }
+        match self.prepare(arguments)? {
+            Prepared::Answered(tensors, report) => {
+                copy_answers(&tensors, outputs)?;
+                Ok(report)
+            }
+            Prepared::Bound(binding, tier, origin, slow) => {
+                check_outputs(&binding, outputs)?;
+                let mut taken = self.take(arguments)?;
+                taken.get().remember(&binding);
+                self.run_taken(&mut taken, arguments, outputs)?;
+                let reason = if tier == Tier::Fast { reason } else { slow };
+                Ok(RunReport { tier, origin, reason, ..binding.report })
+            }
+        }
     }
 
-    /// The smallest loaded Bucket with room for an extent.
-    fn larger(&self, dims: &Bindings, extent: Option<i64>) -> Option<(i64, Arc<ContextPool>)> {
-        let dim = self.bucketed.as_ref()?;
-        let least = extent?;
-        let mut candidates = dim.extents.iter().filter(|&&candidate| candidate >= least);
-        candidates.find_map(|&candidate| Some((candidate, self.on_hand(&self.bucket(dims, Some(candidate)))?)))
+    /// Runs on aligned copies of the inputs.
+    fn run_unaligned(&self, arguments: &[Argument<'_>], outputs: &mut [&mut [u8]]) -> Result<RunReport, SessionError> {
+        let copies = tensors_of(arguments)?;
+        let aligned: Vec<Argument<'_>> = copies.iter().map(Argument::from).collect();
+        let report = self.run_borrowed(&aligned, outputs)?;
+        let tier = report.tier.max(Tier::Fast);
+        Ok(RunReport { tier, reason: Reason::Alignment, ..report })
     }
 
-    /// Loads the Program of a Bucket, and compiles it where no tier of the cache has it.
-    fn load(&self, bucket: &Bucket) -> Result<(Arc<ContextPool>, Origin), SessionError> {
-        let graph = self.graph.bind(&bucket.bindings(), &BTreeMap::new())?;
-        let record = self.record(&graph, bucket);
-        let fetched = self.cache.get_or(&record, || self.target.compile(&graph, bucket, self.cache.store()));
-        let fetched = match fetched {
-            Ok(fetched) => fetched,
-            Err(GetError::Make(error)) => return Err(SessionError::Compile(error)),
-            Err(GetError::Missing(miss)) => return Err(SessionError::NotCached(miss)),
+    fn count(&self, report: &RunReport) {
+        self.counters.count(report);
+        self.traffic.count(report.chunks.total().rows);
+    }
+
+    fn take(&self, arguments: &[Argument<'_>]) -> Result<Taken<'_>, SessionError> {
+        let form = self.form_place.and_then(|(input, axis)| arguments.get(input)?.shape.get(axis));
+        let (taken, waited) = self.contexts.take(form.map_or(0, |&size| size as i64))?;
+        if waited {
+            self.counters.count_context_wait();
+        }
+        Ok(taken)
+    }
+
+    fn run_taken(
+        &self,
+        taken: &mut Taken<'_>,
+        arguments: &[Argument<'_>],
+        outputs: &mut [&mut [u8]],
+    ) -> Result<(), SessionError> {
+        let result = taken.get().run_newest(arguments, outputs, self.options.pad_content);
+        if result.is_err() {
+            taken.discard();
+        }
+        Ok(result?)
+    }
+
+    /// Finds or makes what a request runs on.
+    fn prepare(&self, arguments: &[Argument<'_>]) -> Result<Prepared, SessionError> {
+        let values = self.unifier.unify(arguments)?;
+        check_sizes(arguments)?;
+        let primary = self.programs.read(|table| table.ladders.primary());
+        if let Some(primary) = primary.filter(|&primary| values[primary] == 0) {
+            return self.answer_empty(&values, primary);
+        }
+        let missing = match self.bind(&values, arguments) {
+            Ok(Bind::Ready(binding)) => {
+                return Ok(Prepared::Bound(binding, Tier::Fast, Origin::Warm, Reason::FirstOnContext));
+            }
+            Ok(Bind::Missing(buckets)) => buckets,
+            Err(SessionError::OutOfRange(reason)) => {
+                if self.options.on_miss.contains(OnMiss::Reference) {
+                    return self.answer_by_reference(&values, arguments);
+                }
+                return Err(SessionError::OutOfRange(reason));
+            }
+            Err(error) => return Err(error),
         };
-        let origin = match fetched.origin {
-            precast_cache::Origin::Memory | precast_cache::Origin::Disk => Origin::Loaded,
-            precast_cache::Origin::Remote => Origin::Fetched,
-            precast_cache::Origin::Compiled => {
-                self.counters.count_compile();
-                Origin::Compiled
+        self.on_miss(&values, arguments, &missing)
+    }
+
+    /// Goes along the on-miss chain.
+    #[cold]
+    fn on_miss(
+        &self,
+        values: &[i64],
+        arguments: &[Argument<'_>],
+        missing: &[Bucket],
+    ) -> Result<Prepared, SessionError> {
+        tracing::debug!(bucket = %missing[0], chain = ?self.options.on_miss.0, "the Program is not loaded");
+        for link in &self.options.on_miss.0 {
+            let prepared = match link {
+                OnMiss::PadUp => match self.bind_loaded(values, arguments)? {
+                    Some(binding) => Prepared::Bound(binding, Tier::Standard, Origin::Warm, Reason::PadUp),
+                    None => continue,
+                },
+                OnMiss::Reference => self.answer_by_reference(values, arguments)?,
+                OnMiss::Wait => match self.wait_for(values, arguments, missing)? {
+                    Some(prepared) => prepared,
+                    None => continue,
+                },
+                OnMiss::Reject => break,
+            };
+            if self.options.background && *link != OnMiss::Wait {
+                self.request_all(missing);
             }
-        };
-        let loaded = self.device.load(&fetched.program, self.cache.store())?;
-        let pool = Arc::new(ContextPool::new(loaded));
-        let mut programs = self.programs.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if programs.len() >= self.options.exact_programs_max.max(1) + self.ladder_len() {
-            let kept = |bucket: &Bucket| self.is_ladder(bucket);
-            programs.retain(|bucket, _| kept(bucket));
+            return Ok(prepared);
         }
-        let pool = programs.entry(bucket.clone()).or_insert(pool).clone();
-        Ok((pool, origin))
+        if self.options.background {
+            self.request_all(missing);
+        }
+        Err(SessionError::NotReady { bucket: missing[0].to_string(), retry_after: None })
     }
 
-    fn ladder_len(&self) -> usize {
-        self.bucketed.as_ref().map_or(0, |dim| dim.extents.len())
-    }
-
-    fn is_ladder(&self, bucket: &Bucket) -> bool {
-        self.bucketed.as_ref().is_some_and(|dim| {
-            bucket.dims().any(|(symbol, extent)| symbol == dim.symbol.as_str() && dim.extents.contains(&extent))
-        })
-    }
-
-    /// Everything that the code of a Bucket's Program depends on.
-    fn record(&self, graph: &Graph, bucket: &Bucket) -> KeyRecord {
-        let inputs = graph.inputs().iter().map(|&input| graph.ty(input).to_string());
-        let outputs = graph.outputs().iter().map(|output| graph.ty(output.value).to_string());
-        KeyRecord {
-            schema: KeyRecord::current_schema(),
-            compiler: BUILD.to_string(),
-            graph: self.digests.0,
-            weights: self.digests.1,
-            bucket: bucket.clone(),
-            types: inputs.chain(outputs).collect(),
-            precision: BTreeMap::new(),
-            calibration: None,
-            options: self.options.target_options.clone(),
-            tuning: None,
-            target: self.target.description().to_string(),
-            toolchain: String::new(),
-            driver: None,
-            custom_ops: BTreeMap::new(),
-            assertions: BTreeMap::new(),
+    /// Waits for Programs to come; none when that takes too long.
+    fn wait_for(
+        &self,
+        values: &[i64],
+        arguments: &[Argument<'_>],
+        missing: &[Bucket],
+    ) -> Result<Option<Prepared>, SessionError> {
+        let deadline = self.options.on_miss_timeout.map(|limit| Instant::now() + limit);
+        let mut origin = Origin::Loaded;
+        for flight in self.request_all(missing) {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let Some(entry) = flight.wait(left) else { return Ok(None) };
+            origin = match (entry?.origin, origin) {
+                (Origin::Compiled, _) | (_, Origin::Compiled) => Origin::Compiled,
+                (from, _) => from,
+            };
+        }
+        match self.bind(values, arguments)? {
+            Bind::Ready(binding) => Ok(Some(Prepared::Bound(binding, Tier::Standard, origin, Reason::Miss))),
+            // Exact Programs of other requests have driven it out again already.
+            Bind::Missing(_) => Ok(None),
         }
     }
 
-    fn run_binding(&self, binding: &Binding, inputs: &[Tensor]) -> Result<Vec<Tensor>, SessionError> {
-        let Some(dim) = self.bucketed.as_ref() else { return Ok(binding.chunks[0].1.run(inputs)?) };
-        let mut parts: Vec<(Vec<Tensor>, usize)> = Vec::new();
-        let mut start = 0;
-        for (chunk, pool) in &binding.chunks {
-            let (rows, bucket) = (chunk.rows as usize, chunk.bucket as usize);
-            let taken = inputs.iter().zip(&dim.inputs).map(|(input, at)| match at {
-                Some(at) => take_rows(input, *at, start, rows, bucket),
-                None => Ok(input.clone()),
-            });
-            let taken: Vec<Tensor> = taken.collect::<Result<_, _>>()?;
-            parts.push((pool.run(&taken)?, rows));
-            start += rows;
-        }
-        let outputs = dim.outputs.iter().enumerate().map(|(position, at)| match at {
-            None => Ok(parts[0].0[position].clone()),
-            Some(at) => {
-                let own: Vec<(Tensor, usize)> =
-                    parts.iter().map(|(tensors, rows)| (tensors[position].clone(), *rows)).collect();
-                Ok(join_rows(&own, *at)?)
+    fn request_all(&self, buckets: &[Bucket]) -> Vec<Arc<Flight>> {
+        buckets.iter().map(|bucket| self.request(bucket)).collect()
+    }
+
+    /// Covers along the primary dim beside these extents of the others.
+    fn covers(&self, epoch: u64, extents: &[i64]) -> (Arc<CoverTable>, bool) {
+        let others = self.programs.read(|table| {
+            let mut others = extents.to_vec();
+            if let Some(primary) = table.ladders.primary() {
+                others[primary] = 0;
             }
+            others
         });
-        outputs.collect()
+        if let Some(known) = self.programs.read(|table| table.covers(&others).cloned()) {
+            return known;
+        }
+        let (covers, is_estimated) = self.programs.read(|table| {
+            let costs = Costs::new(table.ladders.primary_extents(), |extent| cost_of(table, extents, extent));
+            (Arc::new(table.ladders.covers(&costs)), costs.is_estimated)
+        });
+        self.programs.keep_covers(epoch, others, covers.clone(), is_estimated);
+        (covers, is_estimated)
     }
 
-    fn run_reference(&self, inputs: &[Tensor], rows: i64) -> Result<(Vec<Tensor>, RunReport), SessionError> {
-        let outputs = eval_graph(&self.graph, inputs)?;
-        let report = RunReport {
-            tier: Tier::Standard,
-            path: Path::Reference,
-            fit: Fit::Exact,
-            origin: Origin::Warm,
-            reason: Reason::Reference,
-            chunks: vec![Chunk { bucket: rows, rows }],
+    /// A Binding for a request, or the Buckets that are missing for one.
+    fn bind(&self, values: &[i64], arguments: &[Argument<'_>]) -> Result<Bind, SessionError> {
+        if let Some(binding) = self.programs.read(|table| table.binding(values).cloned()) {
+            return Ok(Bind::Ready(binding));
+        }
+        let epoch = self.programs.epoch();
+        let ladders = self.programs.read(|table| table.ladders.clone());
+        let extents = ladders.other_extents(values)?;
+        let (covers, is_cost_estimated) = self.covers(epoch, &extents);
+        let layout = ladders.layout(values, extents, &covers)?;
+        let buckets = chunk_buckets(&ladders, &layout);
+        let found = self.programs.read(|table| {
+            let mut missing: Vec<Bucket> =
+                buckets.iter().filter(|bucket| !table.entries.contains_key(bucket)).cloned().collect();
+            missing.dedup();
+            let entries: Vec<Arc<Entry>> =
+                buckets.iter().filter_map(|bucket| table.entries.get(bucket).cloned()).collect();
+            if missing.is_empty() { Ok(entries) } else { Err(missing) }
+        });
+        let entries = match found {
+            Ok(entries) => entries,
+            Err(missing) => return Ok(Bind::Missing(missing)),
         };
-        self.counters.count(&report);
-        Ok((outputs, report))
+        let binding = self.make_binding(&ladders, values, &layout, entries, epoch, is_cost_estimated, arguments)?;
+        self.programs.keep_binding(values.to_vec(), &binding);
+        Ok(Bind::Ready(binding))
+    }
+
+    /// A Binding on loaded Buckets only, if they can cover the request.
+    fn bind_loaded(&self, values: &[i64], arguments: &[Argument<'_>]) -> Result<Option<Arc<Binding>>, SessionError> {
+        let epoch = self.programs.epoch();
+        let ladders = self.programs.read(|table| table.ladders.clone());
+        let Some(primary) = ladders.primary() else { return Ok(None) };
+        let candidates: Vec<Vec<i64>> = self.programs.read(|table| {
+            let of = |entry: &Arc<Entry>| table.ladders.extents_of(&entry.bucket);
+            table.entries.values().filter(|entry| table.ladders.contains(&entry.bucket)).map(of).collect()
+        });
+        // The loaded Buckets that are large enough in the other dims, by the extents of those.
+        let fits = |extents: &Vec<i64>| {
+            (0..values.len()).all(|dim| {
+                dim == primary
+                    || extents[dim] == values[dim]
+                    || (ladders.is_bucketed(dim) && extents[dim] >= values[dim])
+            })
+        };
+        let mut by_others: BTreeMap<Vec<i64>, Vec<i64>> = BTreeMap::new();
+        for mut extents in candidates.into_iter().filter(fits) {
+            let extent = std::mem::replace(&mut extents[primary], values[primary]);
+            by_others.entry(extents).or_default().push(extent);
+        }
+        for (others, mut extents) in by_others {
+            extents.sort_unstable();
+            let costs = self.programs.read(|table| Costs::new(&extents, |extent| cost_of(table, &others, extent)));
+            let loaded = ladders.with_primary_extents(extents);
+            let Ok(layout) = loaded.layout(values, others, &loaded.covers(&costs)) else { continue };
+            let buckets = chunk_buckets(&loaded, &layout);
+            let entries = self.programs.read(|table| {
+                buckets.iter().map(|bucket| table.entries.get(bucket).cloned()).collect::<Option<Vec<Arc<Entry>>>>()
+            });
+            let Some(entries) = entries else { continue };
+            let binding = self.make_binding(&loaded, values, &layout, entries, epoch, costs.is_estimated, arguments)?;
+            return Ok(Some(binding));
+        }
+        Ok(None)
+    }
+
+    fn make_binding(
+        &self,
+        ladders: &Ladders,
+        values: &[i64],
+        layout: &Layout,
+        entries: Vec<Arc<Entry>>,
+        epoch: u64,
+        is_cost_estimated: bool,
+        arguments: &[Argument<'_>],
+    ) -> Result<Arc<Binding>, SessionError> {
+        entries.iter().for_each(|entry| self.programs.touch(entry));
+        let (interface, unifier) = (&self.interface, &self.unifier);
+        let parts = Parts { interface, unifier, ladders, values, layout, entries, epoch, is_cost_estimated };
+        Ok(Arc::new(Binding::new(parts, arguments)?))
+    }
+
+    /// Empty outputs for a request without rows.
+    fn answer_empty(&self, values: &[i64], primary: usize) -> Result<Prepared, SessionError> {
+        let bindings = self.unifier.bindings(values);
+        let rows = &self.interface.dims[primary].outputs;
+        let mut tensors = Vec::new();
+        for (output, at) in self.interface.outputs.iter().zip(rows) {
+            let shape = output.ty.bind(&bindings).shape().filter(|_| at.is_some());
+            let shape = shape.ok_or_else(|| SessionError::EmptyBatch { output: output.name.clone() })?;
+            tensors.push(Tensor::zeros(output.ty.dtype, shape)?);
+        }
+        let report = RunReport { reason: Reason::Empty, chunks: Chunks::default(), ..answer_report(0) };
+        Ok(Prepared::Answered(tensors, RunReport { path: Path::Launch, tier: Tier::Fast, ..report }))
+    }
+
+    /// The answer by reference evaluation at the request's own sizes.
+    fn answer_by_reference(&self, values: &[i64], arguments: &[Argument<'_>]) -> Result<Prepared, SessionError> {
+        let bucket = self.programs.read(|table| table.ladders.bucket(values));
+        let graph = self.source.graph(&bucket)?;
+        let outputs = eval_graph(&graph, &tensors_of(arguments)?)?;
+        let primary = self.programs.read(|table| table.ladders.primary());
+        let rows = primary.map_or(1, |primary| values[primary]);
+        Ok(Prepared::Answered(outputs, answer_report(rows)))
+    }
+
+    /// A Program on its way.
+    fn request(&self, bucket: &Bucket) -> Arc<Flight> {
+        let (bringer, wanted) = (self.bringer.clone(), bucket.clone());
+        self.programs.request(bucket, move || bringer.bring(&wanted))
     }
 }
 
 /// What `bind` found.
-enum Bound {
-    Ready(Arc<Binding>, Origin),
-    Reference(i64),
+enum Bind {
+    Ready(Arc<Binding>),
+    Missing(Vec<Bucket>),
 }
 
-/// The dim that the options give Buckets, with the proof of what padding does to it.
-fn bucketed_dim(graph: &Graph, options: &SessionOptions) -> Result<Option<BucketedDim>, SessionError> {
-    let symbols = graph.symbols();
-    let mut found = None;
-    for (name, dim) in &options.dims {
-        let symbol = Symbol::from(name.as_str());
-        if !symbols.contains(&symbol) {
-            let known: Vec<String> = symbols.iter().map(ToString::to_string).collect();
-            return Err(SessionError::Options(format!(
-                "the model has no dim '{name}'; it has {}",
-                if known.is_empty() { "none".to_string() } else { known.join(", ") }
+/// Buckets of a layout's chunks.
+fn chunk_buckets(ladders: &Ladders, layout: &Layout) -> Vec<Bucket> {
+    let bucket = |chunk: &Chunk| {
+        let mut extents = layout.extents.clone();
+        if let Some(primary) = ladders.primary() {
+            extents[primary] = chunk.bucket;
+        }
+        ladders.bucket(&extents)
+    };
+    layout.chunks.iter().map(bucket).collect()
+}
+
+/// Measured cost of the Bucket with this extent of the primary dim.
+fn cost_of(table: &Table, extents: &[i64], extent: i64) -> Option<f64> {
+    let mut extents = extents.to_vec();
+    extents[table.ladders.primary()?] = extent;
+    table.costs.get(&table.ladders.bucket(&extents)).copied()
+}
+
+/// An input and axis that is a dim by itself.
+fn place_of(interface: &Interface, dim: usize) -> Option<(usize, usize)> {
+    let symbol = &interface.dims[dim].symbol;
+    interface.inputs.iter().enumerate().find_map(|(input, port)| {
+        let is_dim = |dim: &precast_tensor::Dim| dim.as_symbol().is_some_and(|found| found.as_str() == symbol);
+        Some((input, port.ty.dims.iter().position(is_dim)?))
+    })
+}
+
+/// The report of an answer that no Program gave.
+fn answer_report(rows: i64) -> RunReport {
+    RunReport {
+        tier: Tier::Standard,
+        path: Path::Reference,
+        fit: Fit::Exact,
+        origin: Origin::Warm,
+        reason: Reason::Reference,
+        chunks: Chunks::new([Chunk { bucket: rows, rows }]),
+        is_cost_estimated: false,
+        copied_bytes: 0,
+    }
+}
+
+/// Kernels read elements, so each input must begin at a multiple of their size.
+fn is_aligned(arguments: &[Argument<'_>]) -> bool {
+    arguments.iter().all(|argument| argument.bytes.as_ptr().addr() & (argument.dtype.size_bytes() - 1) == 0)
+}
+
+/// Each input must have the bytes that its shape says.
+fn check_sizes(arguments: &[Argument<'_>]) -> Result<(), SessionError> {
+    for (position, argument) in arguments.iter().enumerate() {
+        let elements = argument.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
+        let bytes = elements.and_then(|elements| elements.checked_mul(argument.dtype.size_bytes()));
+        if bytes != Some(argument.bytes.len()) {
+            return Err(SessionError::Request(format!(
+                "input {position} has {} bytes; its shape {:?} of {} needs {}",
+                argument.bytes.len(),
+                argument.shape,
+                argument.dtype.name(),
+                bytes.map_or("more than there are addresses".to_string(), |bytes| bytes.to_string())
             )));
         }
-        let extents = dim.buckets.extents();
-        if extents.is_empty() {
-            continue;
-        }
-        if found.is_some() {
-            return Err(SessionError::Options("two dims have Buckets; one may, and the others are exact".to_string()));
-        }
-        found = Some((symbol, extents));
     }
-    let Some((symbol, extents)) = found else { return Ok(None) };
-    let verdict = pad_verdict(graph, &symbol);
-    let inputs = graph.inputs().iter().map(|&input| {
-        let position = graph.ty(input).dims.iter().position(|dim| dim.as_symbol() == Some(&symbol));
-        position.map(RowAxis::plain)
-    });
-    let outputs = verdict.outputs.iter().map(|rule| match rule {
-        OutputRule::Rows { axis, outer, inner } => {
-            Some(RowAxis { axis: *axis, outer: (*outer).max(1) as usize, inner: (*inner).max(1) as usize })
-        }
-        OutputRule::Whole | OutputRule::Mixed => None,
-    });
-    // Until runs are measured a Bucket costs a fixed part and a part for each row.
-    let costs: Vec<(i64, f64)> = extents.iter().map(|&extent| (extent, CALL_COST_ROWS + extent as f64)).collect();
-    let covers = CoverTable::new(&costs, verdict.split_safe);
-    let (inputs, outputs) = (inputs.collect(), outputs.collect());
-    Ok(Some(BucketedDim { symbol, extents, verdict, inputs, outputs, covers }))
+    Ok(())
 }
 
-/// What a call costs beside its rows, in rows: an estimate that keeps requests in one Bucket where it fits.
-const CALL_COST_ROWS: f64 = 8.0;
-
-/// Digests of a Graph without its constants and node names, and of its constants.
-fn digests(graph: &Graph) -> Result<(Digest, Digest), SessionError> {
-    let mut copy = GraphCopy::with_inputs(graph);
-    for node in graph.nodes() {
-        let mut anonymous = node.clone();
-        anonymous.provenance = Provenance::default();
-        copy.node(&anonymous)?;
+fn check_outputs(binding: &Binding, outputs: &[&mut [u8]]) -> Result<(), SessionError> {
+    if outputs.len() != binding.outputs.len() {
+        let (found, expected) = (outputs.len(), binding.outputs.len());
+        return Err(SessionError::Request(format!("{found} output buffers are given where {expected} are expected")));
     }
-    let anonymous = copy.finish();
-    let mut weights = String::new();
-    for value in anonymous.values() {
-        if let precast_ir::Definition::Constant(tensor) = &value.definition {
-            weights.push_str(&tensor.digest().to_string());
+    for (position, (output, form)) in outputs.iter().zip(&binding.outputs).enumerate() {
+        if output.len() != form.bytes || output.as_ptr().addr() & (form.dtype.size_bytes() - 1) != 0 {
+            return Err(SessionError::Request(format!(
+                "output buffer {position} has {} bytes at {:p}; {} bytes aligned to {} are needed",
+                output.len(),
+                output.as_ptr(),
+                form.bytes,
+                form.dtype.size_bytes()
+            )));
         }
     }
-    Ok((Digest::of_bytes(text::print(&anonymous).as_bytes()), Digest::of_bytes(weights.as_bytes())))
+    Ok(())
+}
+
+fn copy_answers(tensors: &[Tensor], outputs: &mut [&mut [u8]]) -> Result<(), SessionError> {
+    for (position, (tensor, output)) in tensors.iter().zip(outputs).enumerate() {
+        if tensor.as_bytes().len() != output.len() {
+            let (found, needed) = (output.len(), tensor.as_bytes().len());
+            return Err(SessionError::Request(format!(
+                "output buffer {position} has {found} bytes; {needed} are needed"
+            )));
+        }
+        output.copy_from_slice(tensor.as_bytes());
+    }
+    Ok(())
+}
+
+fn tensors_of(arguments: &[Argument<'_>]) -> Result<Vec<Tensor>, SessionError> {
+    let tensor = |argument: &Argument<'_>| {
+        let bytes = bytes::Bytes::copy_from_slice(argument.bytes);
+        Ok(Tensor::new(argument.dtype, argument.shape.to_vec(), bytes)?.aligned())
+    };
+    arguments.iter().map(tensor).collect()
 }

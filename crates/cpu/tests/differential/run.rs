@@ -108,10 +108,10 @@ fn run_case(case: &Case, isa: Isa, threads: usize, passes: Passes, device: &CpuD
     let ports = program.outputs.iter().zip(&mut words);
     let mut outputs: Vec<&mut [u8]> =
         ports.map(|(port, words)| &mut bytemuck::cast_slice_mut(words)[..port.bytes as usize]).collect();
-    let mut context = loaded.context();
-    context.run(&inputs, &mut outputs).map_err(|error| error.to_string())?;
+    let mut context = device.context(program.arena_bytes);
+    context.run(&*loaded, &inputs, &mut outputs).map_err(|error| error.to_string())?;
     let mut again = Ok(());
-    let counted = allocation_counter::measure(|| again = context.run(&inputs, &mut outputs));
+    let counted = allocation_counter::measure(|| again = context.run(&*loaded, &inputs, &mut outputs));
     again.map_err(|error| format!("the second run: {error}"))?;
     if counted.count_total > 0 && !is_reference {
         return Err(format!("a run allocates {} times", counted.count_total));

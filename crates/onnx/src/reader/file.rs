@@ -19,7 +19,7 @@ use super::scan::scan;
 use super::schema::Kind;
 use super::sparse::read_sparse_tensor;
 use super::tensor_data::read_tensor;
-use crate::proto::{GraphProto, ModelProto, OperatorSetIdProto, SparseTensorProto, TensorProto};
+use crate::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, SparseTensorProto, TensorProto};
 
 /// The oldest ONNX file format we read; before it, operator sets were not versioned.
 pub const IR_VERSION_MIN: i64 = 3;
@@ -95,6 +95,12 @@ impl ModelFile {
         opset_version(&self.proto.opset_import, domain)
     }
 
+    /// Whether every tensor lies in the file itself, so that its digest is that of the whole model.
+    pub fn is_self_contained(&self) -> bool {
+        let functions = self.proto.functions.iter().flat_map(|function| &function.node);
+        is_graph_whole(self.graph()) && functions.into_iter().all(is_node_whole)
+    }
+
     /// Digest of the model file's bytes, without external data. Computed on the first call.
     pub fn digest(&self) -> Digest {
         *self.digest.get_or_init(|| Digest::of_bytes(&self.bytes))
@@ -110,6 +116,28 @@ impl ModelFile {
     pub fn sparse_tensor(&self, proto: &SparseTensorProto) -> Result<Tensor, ReadError> {
         read_sparse_tensor(proto, &self.limits, &self.files)
     }
+}
+
+fn is_graph_whole(graph: &GraphProto) -> bool {
+    let sparse = graph.sparse_initializer.iter().flat_map(sparse_parts);
+    graph.initializer.iter().chain(sparse).all(is_tensor_whole) && graph.node.iter().all(is_node_whole)
+}
+
+fn is_node_whole(node: &NodeProto) -> bool {
+    node.attribute.iter().all(|attribute| {
+        let sparse = attribute.sparse_tensor.as_deref().into_iter().chain(&attribute.sparse_tensors);
+        let tensors = attribute.t.as_deref().into_iter().chain(&attribute.tensors).chain(sparse.flat_map(sparse_parts));
+        let mut graphs = attribute.g.as_deref().into_iter().chain(&attribute.graphs);
+        tensors.into_iter().all(is_tensor_whole) && graphs.all(is_graph_whole)
+    })
+}
+
+fn sparse_parts(sparse: &SparseTensorProto) -> impl Iterator<Item = &TensorProto> {
+    sparse.values.iter().chain(sparse.indices.iter())
+}
+
+fn is_tensor_whole(tensor: &TensorProto) -> bool {
+    tensor.data_location.unwrap_or(0) == 0
 }
 
 /// The version imported for `domain`; also for the imports of a function. The empty domain is `ai.onnx`.

@@ -1,0 +1,130 @@
+//! The Graphs of a model for a Session: imported when something must be compiled, not before. What a Session needs to open
+//! (its Interface) is kept as a note of the cache, so that a model whose Programs are cached is not imported at all.
+
+use std::sync::OnceLock;
+
+use precast_cache::ProgramCache;
+use precast_cpu::CpuTarget;
+use precast_ir::Graph;
+use precast_onnx::{ImportError, ImportOptions};
+use precast_passes::cut_segments::{Segment, cut_segments};
+use precast_passes::{CANONICAL, PassOptions, run_passes};
+use precast_program::Bucket;
+use precast_program::program::BUILD;
+use precast_session::{GraphSource, Interface, SessionError, SymbolicPort};
+use precast_tensor::{Digest, Dim, Type};
+
+use crate::error::Error;
+use crate::model::Model;
+
+/// Kind of the notes.
+const KIND: &str = "interface";
+
+/// A model with what was decided about it.
+pub(crate) struct ModelSource {
+    model: Model,
+    import: ImportOptions,
+    passes: PassOptions,
+    /// The symbolic Graph, once somebody asked for it.
+    symbolic: OnceLock<Graph>,
+    /// Every set of dims has a Graph of its own.
+    is_by_dims: OnceLock<String>,
+}
+
+impl ModelSource {
+    pub(crate) fn new(model: &Model, import: ImportOptions, passes: PassOptions) -> ModelSource {
+        let (model, symbolic, is_by_dims) = (model.clone(), OnceLock::new(), OnceLock::new());
+        ModelSource { model, import, passes, symbolic, is_by_dims }
+    }
+
+    /// What a Session needs to know, from the cache's notes where it is there.
+    pub(crate) fn interface(&self, target: &CpuTarget, cache: &ProgramCache) -> Result<Interface, Error> {
+        let subject = self.subject();
+        let note = subject.and_then(|subject| cache.note(KIND, &subject));
+        if let Some(interface) = note.and_then(|note| postcard::from_bytes::<Interface>(&note).ok()) {
+            if interface.graph.is_none() {
+                let _ = self.is_by_dims.set("an earlier start found that dims decide the form".to_string());
+            }
+            return Ok(interface);
+        }
+        let interface = match self.symbolic_graph() {
+            Ok(graph) => Interface::of(graph, Some(&target.optimise(graph)?))?,
+            Err(Error::Import(ImportError::NeedsNumber { dim, what })) => {
+                let why = format!("{what} depends on {dim}");
+                let interface = Interface::of_inputs(self.input_ports()?, &why);
+                let _ = self.is_by_dims.set(why);
+                interface
+            }
+            Err(error) => return Err(error),
+        };
+        if let (Some(subject), Ok(text)) = (subject, postcard::to_allocvec(&interface)) {
+            cache.keep_note(KIND, &subject, &text);
+        }
+        Ok(interface)
+    }
+
+    /// The symbolic Graph.
+    pub(crate) fn symbolic_graph(&self) -> Result<&Graph, Error> {
+        if let Some(graph) = self.symbolic.get() {
+            return Ok(graph);
+        }
+        let graph = run_passes(&self.model.graph(&self.import)?.graph, CANONICAL, &self.passes)?;
+        refuse_host_nodes(&graph)?;
+        Ok(self.symbolic.get_or_init(|| graph))
+    }
+
+    /// What the Interface depends on, if the model is one file.
+    fn subject(&self) -> Option<Digest> {
+        let digest = self.model.content_digest()?;
+        let frozen: Vec<(&String, Digest)> =
+            self.import.freeze.iter().map(|(name, tensor)| (name, tensor.digest())).collect();
+        let ImportOptions { dims, shapes, freeze: _ } = &self.import;
+        let text = format!("{BUILD} {digest} {dims:?} {shapes:?} {frozen:?} {:?}", self.passes);
+        Some(Digest::of_bytes(text.as_bytes()))
+    }
+
+    fn input_ports(&self) -> Result<Vec<SymbolicPort>, Error> {
+        let inputs = self.model.inputs()?.into_iter().filter(|input| !self.import.freeze.contains_key(&input.name));
+        let port = |input: crate::InputInfo| {
+            let declared = self.import.shapes.get(&input.name).cloned().or(input.dims);
+            let dims =
+                declared.ok_or_else(|| Error::Request(format!("input '{}' has no declared rank", input.name)))?;
+            let numbers = |dim: Dim| dim.substitute(&|symbol| self.import.dims.get(symbol.as_str()).cloned());
+            let dims: Vec<Dim> = dims.into_iter().map(numbers).collect();
+            Ok(SymbolicPort { name: input.name, ty: Type::new(input.dtype, dims) })
+        };
+        inputs.map(port).collect()
+    }
+
+    /// The Graph of one set of dims, imported for it.
+    fn import_for(&self, bucket: &Bucket) -> Result<Graph, Error> {
+        let mut import = self.import.clone();
+        let bindings = bucket.bindings();
+        for port in self.input_ports()? {
+            import.shapes.insert(port.name, port.ty.bind(&bindings).dims);
+        }
+        let graph = run_passes(&self.model.graph(&import)?.graph, CANONICAL, &self.passes)?;
+        refuse_host_nodes(&graph)?;
+        Ok(graph)
+    }
+}
+
+impl GraphSource for ModelSource {
+    fn graph(&self, bucket: &Bucket) -> Result<Graph, SessionError> {
+        let failed = |error: Error| SessionError::Source(error.to_string());
+        if self.is_by_dims.get().is_some() {
+            return self.import_for(bucket).map_err(failed);
+        }
+        self.symbolic_graph().map_err(failed)?.graph(bucket)
+    }
+}
+
+fn refuse_host_nodes(graph: &Graph) -> Result<(), Error> {
+    let segments = cut_segments(graph)?;
+    match segments.iter().find(|segment| matches!(segment, Segment::Host { .. })) {
+        None => Ok(()),
+        Some(_) => Err(Error::Request(
+            "the model has sizes or branches that only a run decides; it is not one Program".to_string(),
+        )),
+    }
+}

@@ -1,0 +1,192 @@
+//! Copying between a request's tensor and the larger or smaller box of a Bucket: rows in with padding, rows out without
+//! it. A plan is made once for a Binding; carrying it out allocates nothing.
+
+/// One axis of a copy, outermost first in its plan. Offsets of its items are counted in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Axis {
+    /// Items to copy.
+    count: usize,
+    /// Items to add after them.
+    pad: usize,
+    source_stride: usize,
+    target_stride: usize,
+}
+
+/// What rows beyond a request's own hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PadContent {
+    /// Copies of the last real row.
+    #[default]
+    LastRow,
+    /// The same byte everywhere. Only tests ask for it, to show that a dim judged independent is: 0xff makes every float
+    /// a NaN and every index -1.
+    Poison(u8),
+}
+
+/// A copy of a box of rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoxCopy {
+    axes: Vec<Axis>,
+    source_start: usize,
+    target_start: usize,
+    /// Bytes copied at once at the innermost place.
+    run_bytes: usize,
+}
+
+/// An axis as the two sides see it: items of both sides, which of them are copied, and how many are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AxisSpan {
+    /// Items of the source.
+    pub source: usize,
+    /// Items of the target.
+    pub target: usize,
+    /// First item copied.
+    pub source_start: usize,
+    /// Where it goes.
+    pub target_start: usize,
+    /// Items copied.
+    pub count: usize,
+    /// Items added after them.
+    pub pad: usize,
+}
+
+impl AxisSpan {
+    /// An axis that both sides have whole.
+    pub fn whole(items: usize) -> AxisSpan {
+        AxisSpan { source: items, target: items, source_start: 0, target_start: 0, count: items, pad: 0 }
+    }
+}
+
+impl BoxCopy {
+    /// The copy of these spans, outermost first, of elements of this size.
+    pub fn new(spans: &[AxisSpan], element_bytes: usize) -> BoxCopy {
+        let mut axes = Vec::new();
+        let (mut source_stride, mut target_stride) = (element_bytes, element_bytes);
+        let (mut source_start, mut target_start, mut run_bytes) = (0, 0, element_bytes);
+        for span in spans.iter().rev() {
+            source_start += span.source_start * source_stride;
+            target_start += span.target_start * target_stride;
+            // Whole inner axes, and the copied part of the first that is not, are one run.
+            if axes.is_empty() && span.pad == 0 && source_stride == run_bytes && target_stride == run_bytes {
+                run_bytes *= span.count;
+            } else if span.count != 1 || span.pad != 0 {
+                axes.push(Axis { count: span.count, pad: span.pad, source_stride, target_stride });
+            }
+            source_stride *= span.source;
+            target_stride *= span.target;
+        }
+        axes.reverse();
+        BoxCopy { axes, source_start, target_start, run_bytes }
+    }
+
+    /// Whether all of these spans together are one run of bytes on both sides, with nothing added: no copy is needed
+    /// then, since the source can be read, or the target written, in place. Gives the runs' starts and length.
+    pub fn as_one_run(&self) -> Option<(usize, usize, usize)> {
+        self.axes.is_empty().then_some((self.source_start, self.target_start, self.run_bytes))
+    }
+
+    /// Copies.
+    pub fn copy(&self, source: &[u8], target: &mut [u8], content: PadContent) {
+        if self.run_bytes > 0 {
+            self.copy_axes(&self.axes, &source[self.source_start..], &mut target[self.target_start..], content);
+        }
+    }
+
+    fn copy_axes(&self, axes: &[Axis], source: &[u8], target: &mut [u8], content: PadContent) {
+        let Some((axis, inner)) = axes.split_first() else {
+            target[..self.run_bytes].copy_from_slice(&source[..self.run_bytes]);
+            return;
+        };
+        for item in 0..axis.count {
+            let target = &mut target[item * axis.target_stride..];
+            self.copy_axes(inner, &source[item * axis.source_stride..], target, content);
+        }
+        if axis.count == 0 {
+            return;
+        }
+        let end = axis.count * axis.target_stride;
+        for item in 0..axis.pad {
+            let start = end + item * axis.target_stride;
+            match content {
+                PadContent::LastRow => target.copy_within(end - axis.target_stride..end, start),
+                PadContent::Poison(byte) => target[start..start + axis.target_stride].fill(byte),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn padded(count: usize, target: usize) -> AxisSpan {
+        AxisSpan { source: count, target, source_start: 0, target_start: 0, count, pad: target - count }
+    }
+
+    fn copied(spans: &[AxisSpan], source: &[u8], content: PadContent) -> Vec<u8> {
+        let mut target = vec![77; spans.iter().map(|span| span.target).product()];
+        BoxCopy::new(spans, 1).copy(source, &mut target, content);
+        target
+    }
+
+    #[test]
+    fn padding_copies_the_last_row_of_every_block() {
+        let spans = [AxisSpan::whole(2), padded(2, 3), AxisSpan::whole(1)];
+        assert_eq!(copied(&spans, &[0, 1, 2, 3], PadContent::LastRow), [0, 1, 1, 2, 3, 3]);
+        assert_eq!(copied(&spans, &[0, 1, 2, 3], PadContent::Poison(9)), [0, 1, 9, 2, 3, 9]);
+    }
+
+    #[test]
+    fn two_axes_may_be_padded_at_once() {
+        let spans = [padded(2, 3), padded(1, 2)];
+        assert_eq!(copied(&spans, &[5, 6], PadContent::LastRow), [5, 5, 6, 6, 6, 6]);
+    }
+
+    #[test]
+    fn rows_are_taken_out_of_every_block() {
+        let rows = AxisSpan { source: 3, target: 2, source_start: 0, target_start: 0, count: 2, pad: 0 };
+        assert_eq!(copied(&[AxisSpan::whole(2), rows], &[0, 1, 9, 2, 3, 9], PadContent::LastRow), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_chunk_of_outer_rows_is_one_run() {
+        let rows = AxisSpan { source: 5, target: 2, source_start: 3, target_start: 0, count: 2, pad: 0 };
+        let copy = BoxCopy::new(&[rows, AxisSpan::whole(4)], 2);
+        assert_eq!(copy.as_one_run(), Some((24, 0, 16)));
+        let inner = BoxCopy::new(&[AxisSpan::whole(2), rows], 2);
+        assert_eq!(inner.as_one_run(), None);
+    }
+
+    #[test]
+    fn every_small_box_is_copied_as_one_element_at_a_time() {
+        for (outer, rows, inner, start, bucket) in
+            [(1, 4, 3, 0, 4), (2, 3, 2, 1, 4), (3, 5, 1, 2, 3), (1, 1, 1, 0, 8), (2, 2, 5, 0, 3)]
+        {
+            let count = (rows - start).min(bucket);
+            let span = AxisSpan {
+                source: rows,
+                target: bucket,
+                source_start: start,
+                target_start: 0,
+                count,
+                pad: bucket - count,
+            };
+            let source: Vec<u8> = (0..outer * rows * inner).map(|at| at as u8).collect();
+            let mut expected = Vec::new();
+            for block in 0..outer {
+                for row in 0..bucket {
+                    let row = (start + row).min(start + count - 1);
+                    expected.extend((0..inner).map(|at| source[(block * rows + row) * inner + at]));
+                }
+            }
+            let spans = [AxisSpan::whole(outer), span, AxisSpan::whole(inner)];
+            assert_eq!(copied(&spans, &source, PadContent::LastRow), expected);
+        }
+    }
+
+    #[test]
+    fn empty_boxes_copy_nothing() {
+        let spans = [AxisSpan::whole(0), padded(2, 3)];
+        assert_eq!(copied(&spans, &[], PadContent::LastRow), Vec::<u8>::new());
+    }
+}
