@@ -3,6 +3,7 @@
 ort_run.py run MODEL THREADS FOLDER...         run the inputs of every FOLDER, write its outputs beside them
 ort_run.py spread MODEL THREADS FOLDER...      print how far onnxruntime is from itself, as the largest ‖a-b‖/‖b‖ of an
                                                output between the graph as written and the graph as it optimises it
+ort_run.py open MODEL THREADS                  print the milliseconds that making a session takes
 ort_run.py measure MODEL THREADS FOLDER        print the median milliseconds of a run for each line read from stdin,
                                                which is the number of seconds to measure for
 
@@ -87,6 +88,10 @@ def main():
     command, model, threads, *folders = sys.argv[1:]
     if command == "spread":
         return spread(model, int(threads), folders)
+    if command == "open":
+        start = time.perf_counter()
+        open_session(model, int(threads))
+        return print(json.dumps({"ms": (time.perf_counter() - start) * 1e3}))
     session = open_session(model, int(threads))
     for folder in folders:
         if command == "run":

@@ -3,6 +3,7 @@
 //! Results go to stdout as JSON, on one last line; everything for people goes to stderr.
 #![forbid(unsafe_code)]
 
+mod bench_session;
 mod case;
 mod conformance;
 mod docs;
@@ -14,9 +15,11 @@ mod manifest;
 mod measure;
 mod models;
 mod onnxruntime;
+mod opened;
 mod paths;
 mod pcg64;
 mod test;
+mod torture_session;
 mod venv;
 mod worker;
 
@@ -44,11 +47,29 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Try to break what must never break.
+    #[command(subcommand)]
+    Torture(Torture),
+    /// Measure against the bars.
+    #[command(subcommand)]
+    Bench(Bench),
     /// Run every test of the project.
     Test,
     /// Answer requests on stdin; started by the other commands, so that a crash or a hang costs one answer.
     #[command(hide = true)]
     Worker,
+}
+
+#[derive(Subcommand)]
+enum Torture {
+    /// Sessions under load: every answer equals the exact-shape run.
+    Session(torture_session::SessionArguments),
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// What a Session costs beside the model, and opening from the cache.
+    Session(bench_session::SessionArguments),
 }
 
 fn main() -> ExitCode {
@@ -57,6 +78,8 @@ fn main() -> ExitCode {
         Command::Conformance(arguments) => conformance::run(&arguments),
         Command::Docs { check: false } => docs::write(),
         Command::Docs { check: true } => docs::check(),
+        Command::Torture(Torture::Session(arguments)) => torture_session::run(&arguments),
+        Command::Bench(Bench::Session(arguments)) => bench_session::run(&arguments),
         Command::Test => test::run(),
         Command::Worker => worker::serve(),
     };

@@ -59,7 +59,7 @@ pub fn compare_speed(model: &Path, folder: &Path) -> Result<Speed> {
 }
 
 /// The middle value, or the lower one of the two.
-fn median(mut values: Vec<f64>) -> f64 {
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[(values.len() - 1) / 2]
 }

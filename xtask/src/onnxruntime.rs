@@ -65,6 +65,14 @@ pub fn spread(model: &Path, threads: usize, folders: &[PathBuf]) -> Result<f64> 
     Ok(answer.spread)
 }
 
+/// Milliseconds that onnxruntime takes to make a session of a model, in a process of its own.
+pub fn open(model: &Path, threads: usize) -> Result<f64> {
+    let output = command("open", model, threads)?.output()?;
+    anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let answer: crate::measure::Milliseconds = serde_json::from_slice(&output.stdout)?;
+    Ok(answer.ms)
+}
+
 /// A process that measures a model on the inputs of a folder.
 pub struct Measurer(Worker);
 

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use precast_program::Bucket;
-use precast_tensor::{DType, Tensor};
+use precast_tensor::{DType, Digest, Tensor};
 
 use crate::error::SessionError;
 use crate::programs::Entry;
@@ -33,12 +33,17 @@ impl Inner {
     }
 
     /// Measures the Buckets whose costs are not known, the cheapest first, until one run takes longer than measuring
-    /// may: larger ones then lie on the line of those measured.
+    /// may: larger ones then lie on the line of those measured. Once done for a set of Programs it is not done again.
     pub(crate) fn measure_costs(&self) -> Result<(), SessionError> {
         let mut entries: Vec<_> = self.programs.read(|table| {
-            let ladder = table.entries.values().filter(|entry| table.ladders.contains(&entry.bucket));
-            ladder.filter(|entry| !table.costs.contains_key(&entry.bucket)).cloned().collect()
+            table.entries.values().filter(|entry| table.ladders.contains(&entry.bucket)).cloned().collect()
         });
+        let keys: Vec<u8> = entries.iter().flat_map(|entry: &std::sync::Arc<Entry>| entry.cost_key.0).collect();
+        let set = Digest::of_bytes(&keys);
+        if self.cache.note(KIND, &set).is_some() {
+            return Ok(());
+        }
+        self.programs.read(|table| entries.retain(|entry| !table.costs.contains_key(&entry.bucket)));
         entries.sort_by_key(|entry| entry.bucket.dims().map(|(_, extent)| extent.max(1)).product::<i64>());
         let mut found = Vec::new();
         for entry in &entries {
@@ -52,6 +57,7 @@ impl Inner {
         if !found.is_empty() {
             self.programs.change(|table| table.costs.extend(found));
         }
+        self.cache.keep_note(KIND, &set, b"measured");
         Ok(())
     }
 
