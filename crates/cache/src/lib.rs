@@ -34,7 +34,7 @@ pub use cache::{Fetched, Origin, ProgramCache};
 pub use disk::{Call, Disk, DiskError, RealDisk};
 pub use gc::{GcOptions, GcReport, Reason, Removed};
 pub use key::{FieldDiff, KeyRecord, ProgramKey};
-pub use manage::{Details, Entry, Explanation, Problem, Usage, Verification};
+pub use manage::{ConstantEntry, Details, Entry, Explanation, Problem, Usage, Verification};
 pub use miss::{CacheError, Event, GetError, Miss, Nearest};
 pub use options::{CacheOptions, Mode, RemoteOptions};
 pub use transfer::Transfer;

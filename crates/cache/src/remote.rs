@@ -97,6 +97,12 @@ impl Remote {
     pub(crate) fn open(options: &RemoteOptions) -> Result<Remote, CacheError> {
         let refused = |reason: String| CacheError::Remote { url: options.url.clone(), reason };
         let url = Url::parse(&options.url).map_err(|error| refused(error.to_string()))?;
+        if cfg!(not(feature = "cloud")) && url.scheme() != "file" {
+            return Err(refused(format!(
+                "this build knows file:// only; for '{}' build it with `--features cloud`",
+                url.scheme()
+            )));
+        }
         let pairs = options.options.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         let (store, base) = object_store::parse_url_opts(&url, pairs).map_err(|error| refused(error.to_string()))?;
         let runtime = tokio::runtime::Builder::new_current_thread()

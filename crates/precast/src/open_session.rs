@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use precast_cache::{CacheOptions, Mode, ProgramCache};
+use precast_cache::{CacheOptions, KeyRecord, Mode, ProgramCache};
 use precast_cpu::{CpuDevice, CpuTarget};
 use precast_ir::Graph;
 use precast_onnx::ImportOptions;
@@ -54,29 +54,19 @@ pub struct ModelSession {
 }
 
 impl ModelSession {
-    /// Opens a model. It must be one Program: no sizes or branches that only a run decides.
+    /// Opens a model on a cache of its own. It must be one Program: no sizes or branches that only a run decides.
     pub fn open(model: &Model, options: &OpenOptions) -> Result<ModelSession, Error> {
-        let dims = options.dims.iter().map(|(symbol, &number)| (symbol.clone(), Dim::from(number))).collect();
-        let graph = model.graph(&ImportOptions { dims, ..ImportOptions::default() })?.graph;
-        let graph = run_passes(&graph, CANONICAL, &options.runner.passes)?;
-        refuse_host_nodes(&graph)?;
-        let mut session_options = SessionOptions { on_miss: options.on_miss, ..SessionOptions::default() };
-        if let (Some(symbol), true) = (batch_symbol(&graph), options.buckets != BucketPolicy::Exact) {
-            session_options.dims.insert(symbol, DimOptions { buckets: options.buckets.clone() });
-        }
-        let passes = &options.runner.passes;
-        session_options.target_options = BTreeMap::from([
-            ("disable".to_string(), passes.disabled.join(",")),
-            ("strict_numerics".to_string(), passes.strict_numerics.to_string()),
-        ]);
         let cache_options = match &options.cache {
             Some(folder) => CacheOptions::new(folder),
             None => CacheOptions { mode: Mode::Off, ..CacheOptions::new("") },
         };
-        let cache = Arc::new(ProgramCache::open(cache_options)?);
-        let target = Arc::new(CpuTarget::new(options.runner.isa, options.runner.threads, passes.clone()));
-        let device = Arc::new(CpuDevice::new(options.runner.threads));
-        let session = Session::open(&graph, session_options, target, device, cache)?;
+        ModelSession::open_on(model, options, Arc::new(ProgramCache::open(cache_options)?))
+    }
+
+    /// Opens a model on a cache that is open already, which the options do not name then.
+    pub fn open_on(model: &Model, options: &OpenOptions, cache: Arc<ProgramCache>) -> Result<ModelSession, Error> {
+        let (graph, session_options) = prepare(model, options)?;
+        let session = open_session(&graph, session_options, options, cache)?;
         let inputs = graph.inputs().iter().map(|&input| graph.input_name(input).to_string()).collect();
         let outputs = graph.outputs().iter().map(|output| output.name.clone()).collect();
         Ok(ModelSession { graph, session, inputs, outputs })
@@ -108,6 +98,44 @@ impl ModelSession {
         let (outputs, report) = self.session.run(&ordered)?;
         Ok((self.outputs.iter().cloned().zip(outputs).collect(), report))
     }
+}
+
+/// What the Program of each Bucket of a model is found by, in increasing order. Compiles and loads nothing.
+pub fn program_records(model: &Model, options: &OpenOptions) -> Result<Vec<KeyRecord>, Error> {
+    let (graph, session_options) = prepare(model, options)?;
+    let memory = Arc::new(ProgramCache::open(CacheOptions::memory())?);
+    let session_options = SessionOptions { opens_all: false, ..session_options };
+    Ok(open_session(&graph, session_options, options, memory)?.records()?)
+}
+
+/// The symbolic Graph in canonical form, and what the options say about its dims.
+fn prepare(model: &Model, options: &OpenOptions) -> Result<(Graph, SessionOptions), Error> {
+    let dims = options.dims.iter().map(|(symbol, &number)| (symbol.clone(), Dim::from(number))).collect();
+    let graph = model.graph(&ImportOptions { dims, ..ImportOptions::default() })?.graph;
+    let graph = run_passes(&graph, CANONICAL, &options.runner.passes)?;
+    refuse_host_nodes(&graph)?;
+    let mut session_options = SessionOptions { on_miss: options.on_miss, ..SessionOptions::default() };
+    if let (Some(symbol), true) = (batch_symbol(&graph), options.buckets != BucketPolicy::Exact) {
+        session_options.dims.insert(symbol, DimOptions { buckets: options.buckets.clone() });
+    }
+    let passes = &options.runner.passes;
+    session_options.target_options = BTreeMap::from([
+        ("disable".to_string(), passes.disabled.join(",")),
+        ("strict_numerics".to_string(), passes.strict_numerics.to_string()),
+    ]);
+    Ok((graph, session_options))
+}
+
+fn open_session(
+    graph: &Graph,
+    session_options: SessionOptions,
+    options: &OpenOptions,
+    cache: Arc<ProgramCache>,
+) -> Result<Session, Error> {
+    let runner = &options.runner;
+    let target = Arc::new(CpuTarget::new(runner.isa, runner.threads, runner.passes.clone()));
+    let device = Arc::new(CpuDevice::new(runner.threads));
+    Ok(Session::open(graph, session_options, target, device, cache)?)
 }
 
 /// The symbol of the batch: that of axis 0 of the first input that has one.

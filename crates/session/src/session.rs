@@ -103,6 +103,29 @@ impl Session {
         self.programs.read().unwrap_or_else(|poisoned| poisoned.into_inner()).keys().cloned().collect()
     }
 
+    /// What the Program of each Bucket is found by, in increasing order. Loads and compiles nothing.
+    pub fn records(&self) -> Result<Vec<KeyRecord>, SessionError> {
+        let bucketed = self.bucketed.as_ref();
+        let is_open = |symbol: &Symbol| bucketed.is_none_or(|dim| dim.symbol != *symbol);
+        let open: Vec<String> =
+            self.graph.symbols().iter().filter(|symbol| is_open(symbol)).map(Symbol::to_string).collect();
+        if !open.is_empty() {
+            return Err(SessionError::Options(format!("these dims have no number: {}", open.join(", "))));
+        }
+        let buckets = match bucketed {
+            None => vec![Bucket::new([])],
+            Some(dim) => {
+                let bucket = |&extent: &i64| Bucket::new([(dim.symbol.as_str().to_string(), extent)]);
+                dim.extents.iter().map(bucket).collect()
+            }
+        };
+        let record = |bucket: &Bucket| {
+            let graph = self.graph.bind(&bucket.bindings(), &BTreeMap::new())?;
+            Ok(self.record(&graph, bucket))
+        };
+        buckets.iter().map(record).collect()
+    }
+
     /// Outputs in the Graph's order for inputs in the Graph's order, and what was done.
     pub fn run(&self, inputs: &[Tensor]) -> Result<(Vec<Tensor>, RunReport), SessionError> {
         let (binding, tier, origin, reason) = match self.remembered(inputs) {
