@@ -6,22 +6,31 @@ use std::path::Path;
 use precast::{CacheMode, CacheOptions, ProgramCache};
 use serde_json::json;
 
-use crate::args::{CacheArgs, CacheVerb};
+use crate::args::{CacheArgs, CacheVerb, Shared};
 use crate::exit::{Exit, Failure};
 use crate::output::Report;
+use crate::{Cx, cache_transfer, cache_why};
 
 /// Does what was asked of a cache.
-pub fn cache(args: &CacheArgs) -> Result<Report, Failure> {
+pub fn cache(args: &CacheArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
     match &args.verb {
-        CacheVerb::Ls { dir } => list(dir),
+        CacheVerb::Ls { dir, bytes: false } => list(dir),
+        CacheVerb::Ls { dir, bytes: true } => list_constants(dir),
         CacheVerb::Show { dir, key } => show(dir, key),
+        CacheVerb::Why { dir, subject, ladder } => cache_why::why(dir, subject, ladder, shared),
+        CacheVerb::Diff { dir, one, other } => cache_why::diff(dir, one, other),
+        CacheVerb::Warm { dir, model, ladder } => cache_why::warm(dir, model, ladder, shared, cx),
+        CacheVerb::Push(args) => cache_transfer::push(args, cx),
+        CacheVerb::Pull(args) => cache_transfer::pull(args, cx),
+        CacheVerb::Pin { dir, key } => pin(dir, key),
+        CacheVerb::Unpin { dir, key } => unpin(dir, key),
         CacheVerb::Verify { dir } => verify(dir),
         CacheVerb::Gc { dir, max_bytes, apply } => gc(dir, *max_bytes, *apply),
     }
 }
 
 /// Opens a cache that exists: looking at a folder must not make one.
-fn open(dir: &Path, mode: CacheMode) -> Result<ProgramCache, Failure> {
+pub fn open(dir: &Path, mode: CacheMode) -> Result<ProgramCache, Failure> {
     if !dir.is_dir() {
         return Err(Failure::usage(format!("there is no folder '{}'", dir.display())));
     }
@@ -66,6 +75,49 @@ fn list(dir: &Path) -> Result<Report, Failure> {
     );
     let bytes = json!({ "programs": usage.programs, "weights": usage.weights, "total": usage.total() });
     Ok(Report::done(text, json!({ "entries": rows, "bytes": bytes })))
+}
+
+fn list_constants(dir: &Path) -> Result<Report, Failure> {
+    let cache = open(dir, CacheMode::ReadOnly)?;
+    let constants = cache.ls_constants().map_err(precast::Error::from)?;
+    let mut text = format!("{:<14} {:>14} {:>9}\n", "constant", "bytes on disk", "programs");
+    for constant in &constants {
+        let _ = writeln!(text, "{:.12}   {:>14} {:>9}", constant.digest.to_string(), constant.bytes, constant.programs);
+    }
+    let stored: u64 = constants.iter().map(|constant| constant.bytes).sum();
+    // What the folder would hold if every Program came with its own constants.
+    let unshared: u64 = constants.iter().map(|constant| constant.bytes * constant.programs as u64).sum();
+    let programs = cache.ls().map_err(precast::Error::from)?.len();
+    let _ = writeln!(
+        text,
+        "{} constants of {programs} Programs, {stored} B on disk, each once; a copy a Program would be {unshared} B",
+        constants.len()
+    );
+    let rows = constants.iter().map(|constant| {
+        let digest = constant.digest.to_string();
+        json!({ "digest": digest, "bytes": constant.bytes, "programs": constant.programs })
+    });
+    let json = json!({
+        "constants": rows.collect::<Vec<_>>(),
+        "programs": programs,
+        "stored_bytes": stored,
+        "unshared_bytes": unshared,
+    });
+    Ok(Report::done(text, json))
+}
+
+fn pin(dir: &Path, key: &str) -> Result<Report, Failure> {
+    let cache = open(dir, CacheMode::ReadWrite)?;
+    let entry = cache.show(key).map_err(precast::Error::from)?.entry;
+    cache.pin(key).map_err(precast::Error::from)?;
+    Ok(Report::done(format!("pinned {}\n", entry.key), json!({ "key": entry.key.to_string(), "pinned": true })))
+}
+
+fn unpin(dir: &Path, key: &str) -> Result<Report, Failure> {
+    let cache = open(dir, CacheMode::ReadWrite)?;
+    let entry = cache.show(key).map_err(precast::Error::from)?.entry;
+    cache.unpin(key).map_err(precast::Error::from)?;
+    Ok(Report::done(format!("unpinned {}\n", entry.key), json!({ "key": entry.key.to_string(), "pinned": false })))
 }
 
 fn show(dir: &Path, key: &str) -> Result<Report, Failure> {
