@@ -83,7 +83,7 @@ impl ProgramCache {
         let weights = WeightStore::new(files, Arc::clone(&options.events));
         let remote = match (&options.remote, mode) {
             (None, _) | (_, Mode::Off) => None,
-            (Some(remote), _) => Some(Remote::open(remote)?),
+            (Some(remote), _) => Some(Remote::open(remote, options.store.clone())?),
         };
         Ok(ProgramCache {
             mode,
@@ -328,7 +328,7 @@ fn open_root(options: &CacheOptions, layout: &Layout) -> Result<Mode, CacheError
         Err(other) => return Err(other),
     }
     if options.mode.writes() {
-        let prepared = layout.create(disk).and_then(|()| publish::sweep(disk, layout).map(drop));
+        let prepared = layout.create(disk).and_then(|()| publish::sweep(disk, layout, options.orphan_age).map(drop));
         prepared.unwrap_or_else(|error| report(&error));
     }
     Ok(options.mode)

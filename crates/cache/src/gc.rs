@@ -87,7 +87,7 @@ impl ProgramCache {
         }
         let _alone = if options.is_dry_run { None } else { self.lock_alone()? };
         if !options.is_dry_run {
-            publish::sweep(&*self.options.disk, &self.layout)?;
+            publish::sweep(&*self.options.disk, &self.layout, self.options.orphan_age)?;
             publish::trim_quarantine(&*self.options.disk, &self.layout)?;
         }
         let before_bytes = self.bytes()?.total();

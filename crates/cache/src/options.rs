@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use object_store::ObjectStore;
+
 use crate::artifact::Provides;
 use crate::disk::{Disk, RealDisk};
 use crate::key::KEY_BITS;
@@ -95,6 +97,10 @@ pub struct CacheOptions {
     pub provides: Provides,
     /// A store shared with other machines.
     pub remote: Option<RemoteOptions>,
+    /// A store in place of the one that `remote` names: the seam for stores that fail on purpose.
+    pub store: Option<Arc<dyn ObjectStore>>,
+    /// Age at which a temp that nobody locks is an orphan and swept.
+    pub orphan_age: Duration,
     /// Bits of a key that are kept; fewer than 256 only in tests that force collisions.
     pub digest_bits: u16,
     /// The file system.
@@ -105,6 +111,9 @@ pub struct CacheOptions {
 
 /// Default of `max_bytes`: 20 GiB.
 pub const MAX_BYTES_DEFAULT: u64 = 20 << 30;
+
+/// Default of `orphan_age`: a minute.
+pub const ORPHAN_AGE_DEFAULT: Duration = Duration::from_secs(60);
 
 impl CacheOptions {
     /// A cache in this directory, read and written.
@@ -117,6 +126,8 @@ impl CacheOptions {
             trust_shared: false,
             provides: Provides::default(),
             remote: None,
+            store: None,
+            orphan_age: ORPHAN_AGE_DEFAULT,
             digest_bits: KEY_BITS,
             disk: Arc::new(RealDisk),
             events: Arc::new(|_| {}),
