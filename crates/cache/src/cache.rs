@@ -193,7 +193,7 @@ impl ProgramCache {
         }
         let (mut miss, mut held, mut lock_wait) = (Miss::absent(), None, Duration::ZERO);
         if matches!(self.mode, Mode::ReadWrite | Mode::ReadOnly | Mode::LookupOnly) {
-            match self.load(wanted) {
+            match self.load_told(wanted) {
                 Ok(program) => return Ok(found(program, Origin::Disk)),
                 Err(reason) => miss = reason,
             }
@@ -212,7 +212,7 @@ impl ProgramCache {
             }
             // Whoever held the lock before may have published.
             let is_filed = self.mode != Mode::Refresh && self.is_filed(wanted);
-            if let Some(program) = is_filed.then(|| self.load(wanted).ok()).flatten() {
+            if let Some(program) = is_filed.then(|| self.load_told(wanted).ok()).flatten() {
                 return Ok(Fetched { lock_wait, miss: Some(miss), ..found(program, Origin::Disk) });
             }
         }
