@@ -17,6 +17,16 @@ mod onnxruntime;
 mod paths;
 mod pcg64;
 mod test;
+mod torture_cache;
+mod torture_cache_child;
+mod torture_cache_crowd;
+mod torture_cache_fault;
+mod torture_cache_key;
+mod torture_cache_kill;
+mod torture_cache_model;
+mod torture_cache_racy;
+mod torture_cache_remote;
+mod torture_cache_s3;
 mod venv;
 mod worker;
 
@@ -46,9 +56,27 @@ enum Command {
     },
     /// Run every test of the project.
     Test,
+    /// Try to break something.
+    Torture {
+        /// What.
+        #[command(subcommand)]
+        what: Torture,
+    },
+    /// Use a cache as told; started by `torture cache`.
+    #[command(hide = true)]
+    TortureChild {
+        /// What to do, as JSON.
+        task: String,
+    },
     /// Answer requests on stdin; started by the other commands, so that a crash or a hang costs one answer.
     #[command(hide = true)]
     Worker,
+}
+
+#[derive(Subcommand)]
+enum Torture {
+    /// The Program cache, with kills, crowds, failing disks, colliding keys and racing stores.
+    Cache(torture_cache::TortureCacheArguments),
 }
 
 fn main() -> ExitCode {
@@ -58,6 +86,8 @@ fn main() -> ExitCode {
         Command::Docs { check: false } => docs::write(),
         Command::Docs { check: true } => docs::check(),
         Command::Test => test::run(),
+        Command::Torture { what: Torture::Cache(arguments) } => torture_cache::run(&arguments),
+        Command::TortureChild { task } => torture_cache_child::serve(&task),
         Command::Worker => worker::serve(),
     };
     match result {
