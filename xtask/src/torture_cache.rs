@@ -170,7 +170,12 @@ pub fn run(arguments: &TortureCacheArguments) -> Result<()> {
             Part::Remote => torture_cache_remote::run(&mut bench),
             Part::S3 => torture_cache_s3::run(&mut bench, arguments.only.is_some()),
         };
-        done.with_context(|| format!("part {part:?}"))?;
+        // A part that cannot go on is a failure of its own; the others are worth knowing all the same.
+        if let Err(error) = done {
+            let mut tally = Tally::default();
+            tally.check(false, || format!("{error:#}"));
+            bench.report("the part comes to its end", tally, format!("{error:#}"));
+        }
     }
     let failures: usize = bench.rows.iter().map(|row| row.failures).sum();
     eprint!("{}", table(&bench.rows));

@@ -109,7 +109,7 @@ fn check_root(
     expected: &str,
     what: impl Fn() -> String,
 ) -> Option<Left> {
-    let before = open(root).ls().map(|entries| entries.len()).unwrap_or(0);
+    let before = tally.value(open(root).and_then(|cache| Ok(cache.ls()?.len())), &what)?;
     let done = run_one(&Task { sweeps_all: true, ..Task::new(subject, root) });
     let Done { compiles, answers, lock_wait_ms, quarantined, events, .. } = tally.value(done, &what)?;
     let faults = || -> Result<Vec<String>> {
@@ -120,7 +120,7 @@ fn check_root(
         expect(before + compiles as usize == subject.buckets(), format!("{before} there, {compiles} compiled"));
         expect(lock_wait_ms <= LOCK_WAIT_MS_MAX, format!("{lock_wait_ms} ms for a lock"));
         expect(quarantined == 0 && events.is_empty(), format!("events {events:?}"));
-        let problems = open(root).verify()?.problems;
+        let problems = open(root)?.verify()?.problems;
         expect(problems.is_empty(), format!("{problems:?}"));
         let temps = std::fs::read_dir(root.join("tmp"))?.count();
         expect(temps == 0, format!("{temps} temps are left"));
@@ -132,7 +132,6 @@ fn check_root(
 }
 
 /// A look from outside, which changes nothing.
-fn open(root: &Path) -> ProgramCache {
-    let options = CacheOptions { mode: CacheMode::ReadOnly, ..CacheOptions::new(root) };
-    ProgramCache::open(options).expect("a private folder can be looked at")
+fn open(root: &Path) -> Result<ProgramCache> {
+    Ok(ProgramCache::open(CacheOptions { mode: CacheMode::ReadOnly, ..CacheOptions::new(root) })?)
 }
