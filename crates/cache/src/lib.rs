@@ -23,6 +23,7 @@ pub mod options;
 mod publish;
 mod remote;
 mod room;
+pub mod sign;
 mod transfer;
 pub mod weights;
 
@@ -37,5 +38,6 @@ pub use key::{FieldDiff, KeyRecord, ProgramKey};
 pub use manage::{ConstantEntry, Details, Entry, Explanation, Problem, Usage, Verification};
 pub use miss::{CacheError, Event, GetError, Miss, Nearest};
 pub use options::{CacheOptions, Mode, RemoteOptions};
+pub use sign::{PublicKey, SignKey, Signing};
 pub use transfer::Transfer;
 pub use weights::WeightStore;

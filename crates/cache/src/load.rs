@@ -43,7 +43,7 @@ impl ProgramCache {
 
     /// Checks everything about an artifact but its constants.
     pub(crate) fn verify_artifact(&self, bytes: &[u8], wanted: &Wanted) -> Result<(Manifest, Program), Miss> {
-        artifact::verify(bytes, wanted, &self.options.provides)
+        artifact::verify(bytes, wanted, &self.options.provides, &self.options.sign)
     }
 
     /// Loads and verifies the constants that an artifact names.

@@ -262,7 +262,9 @@ impl ProgramCache {
 
     fn verify_file(&self, file: &Stat) -> Result<(), Miss> {
         let (entry, bytes) = self.entry(file)?;
-        artifact::open(&bytes)?.program()?;
+        let opened = artifact::open(&bytes)?;
+        opened.check_signature(&self.options.sign)?;
+        opened.program()?;
         for digest in entry.constants.iter().collect::<BTreeSet<_>>() {
             self.options.disk.stat(&self.layout.weight(digest))?;
         }

@@ -10,6 +10,7 @@ use crate::artifact::Provides;
 use crate::disk::{Disk, RealDisk};
 use crate::key::KEY_BITS;
 use crate::miss::Event;
+use crate::sign::Signing;
 
 /// What a cache may do with its root (spec C21).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +94,8 @@ pub struct CacheOptions {
     pub lock_timeout: Option<Duration>,
     /// Accept a root that others may write: they can then run code in this process.
     pub trust_shared: bool,
+    /// Who signs, and whose signature is required.
+    pub sign: Signing,
     /// What this machine offers to Programs that require something.
     pub provides: Provides,
     /// A store shared with other machines.
@@ -124,6 +127,7 @@ impl CacheOptions {
             max_bytes: MAX_BYTES_DEFAULT,
             lock_timeout: None,
             trust_shared: false,
+            sign: Signing::default(),
             provides: Provides::default(),
             remote: None,
             store: None,

@@ -76,7 +76,8 @@ impl ProgramCache {
         compile_time: Duration,
         lease: Option<Lease>,
     ) -> Option<Arc<Program>> {
-        let bytes = match artifact::encode(&wanted.bytes, &compiled.program, &compiled.requires) {
+        let sign = &self.options.sign;
+        let bytes = match artifact::encode(&wanted.bytes, &compiled.program, &compiled.requires, sign) {
             Ok(bytes) => bytes,
             Err(message) => {
                 let (doing, call) = ("encoding", "encode".to_string());
@@ -141,8 +142,8 @@ impl ProgramCache {
                 }
                 None
             }
-            Err(Miss::Incompatible { field, .. }) => {
-                self.event(Event::Collision { key: parcel.wanted.key, field });
+            Err(Miss::Incompatible { field, want, have }) => {
+                self.event(Event::incompatible(parcel.wanted.key, &field, &want, &have));
                 None
             }
             Err(Miss::Unavailable { call, errno, message }) => {

@@ -240,6 +240,9 @@ pub struct PerfArgs {
     /// Keep compiled Programs in this folder and take them from there
     #[arg(long, value_name = "DIR", requires = "max_batch")]
     pub cache: Option<PathBuf>,
+    /// Signatures of the cache.
+    #[command(flatten)]
+    pub signing: SigningArgs,
     /// Time to run before measuring, in milliseconds
     #[arg(long = "warmUp", alias = "warm-up", value_name = "MS", default_value_t = 500)]
     pub warm_up: u64,
@@ -257,9 +260,23 @@ pub struct PerfArgs {
     pub inputs: InputArgs,
 }
 
+/// Signatures of a cache.
+#[derive(Args)]
+pub struct SigningArgs {
+    /// Sign what is put into the cache with this Ed25519 private key (PEM)
+    #[arg(long, global = true, value_name = "FILE")]
+    pub sign_key: Option<PathBuf>,
+    /// Take only what is signed by one of these Ed25519 public keys (PEM)
+    #[arg(long, global = true, value_name = "FILE")]
+    pub require_signed: Option<PathBuf>,
+}
+
 /// Arguments of `cache`.
 #[derive(Args)]
 pub struct CacheArgs {
+    /// Signatures.
+    #[command(flatten)]
+    pub signing: SigningArgs,
     /// What to do.
     #[command(subcommand)]
     pub verb: CacheVerb,

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use precast::{CacheError, CacheMode, CacheOptions, Miss, ProgramCache, RemoteOptions, Transfer};
+use precast::{CacheError, CacheMode, CacheOptions, Miss, ProgramCache, RemoteOptions, Signing, Transfer};
 use serde_json::json;
 
 use crate::Cx;
@@ -12,7 +12,7 @@ use crate::exit::{Exit, Failure};
 use crate::output::Report;
 
 /// Copies what the store does not have to it.
-pub fn push(args: &TransferArgs, cx: &Cx) -> Result<Report, Failure> {
+pub fn push(args: &TransferArgs, sign: Signing, cx: &Cx) -> Result<Report, Failure> {
     if !args.dir.is_dir() {
         return Err(Failure::usage(format!("there is no folder '{}'", args.dir.display())));
     }
@@ -20,22 +20,22 @@ pub fn push(args: &TransferArgs, cx: &Cx) -> Result<Report, Failure> {
         let made = std::fs::create_dir_all(&folder);
         made.map_err(|error| Failure::usage(format!("cannot make '{}': {error}", folder.display())))?;
     }
-    let cache = open(args, CacheMode::ReadOnly)?;
+    let cache = open(args, CacheMode::ReadOnly, sign)?;
     let moved = cx.console.during("pushing", None, || cache.push());
     report("pushed", args, moved.map_err(unreachable)?)
 }
 
 /// Copies what the folder does not have from the store.
-pub fn pull(args: &TransferArgs, cx: &Cx) -> Result<Report, Failure> {
+pub fn pull(args: &TransferArgs, sign: Signing, cx: &Cx) -> Result<Report, Failure> {
     if let Some(folder) = local_folder(&args.url).filter(|folder| !folder.is_dir()) {
         return Err(Failure::usage(format!("there is no folder '{}'", folder.display())));
     }
-    let cache = open(args, CacheMode::ReadWrite)?;
+    let cache = open(args, CacheMode::ReadWrite, sign)?;
     let moved = cx.console.during("pulling", None, || cache.pull());
     report("pulled", args, moved.map_err(unreachable)?)
 }
 
-fn open(args: &TransferArgs, mode: CacheMode) -> Result<ProgramCache, Failure> {
+fn open(args: &TransferArgs, mode: CacheMode, sign: Signing) -> Result<ProgramCache, Failure> {
     let url = match local_folder(&args.url) {
         Some(folder) => {
             let absolute = std::path::absolute(&folder);
@@ -45,7 +45,7 @@ fn open(args: &TransferArgs, mode: CacheMode) -> Result<ProgramCache, Failure> {
         None => args.url.clone(),
     };
     let remote = RemoteOptions { options: args.options.clone(), ..RemoteOptions::new(url) };
-    let opened = ProgramCache::open(CacheOptions { mode, remote: Some(remote), ..CacheOptions::new(&args.dir) });
+    let opened = ProgramCache::open(CacheOptions { mode, sign, remote: Some(remote), ..CacheOptions::new(&args.dir) });
     opened.map_err(|error| match error {
         CacheError::Remote { .. } => Failure::usage(error.to_string()),
         other => precast::Error::from(other).into(),

@@ -7,14 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use precast::{
-    BucketPolicy, CacheEvent, CacheMode, CacheOptions, Explanation, FieldDiff, KeyRecord, Model, ModelSession, Nearest,
-    OpenOptions, ProgramCache, program_records,
+    BucketPolicy, CacheEvent, CacheOptions, Explanation, FieldDiff, KeyRecord, Model, ModelSession, Nearest,
+    OpenOptions, ProgramCache, Signing, program_records,
 };
 use serde_json::{Value, json};
 
 use crate::Cx;
 use crate::args::{LadderArgs, Shared};
-use crate::cache::open;
 use crate::exit::Failure;
 use crate::inputs::row_symbols;
 use crate::output::Report;
@@ -24,8 +23,7 @@ use crate::subject::{open_model, options};
 const UPLOADS_WAIT: Duration = Duration::from_secs(60);
 
 /// Says for each Bucket of a model, or for one entry, whether the cache has it, and what is nearest.
-pub fn why(dir: &Path, subject: &Path, ladder: &LadderArgs, shared: &Shared) -> Result<Report, Failure> {
-    let cache = open(dir, CacheMode::ReadOnly)?;
+pub fn why(cache: &ProgramCache, subject: &Path, ladder: &LadderArgs, shared: &Shared) -> Result<Report, Failure> {
     let records = if subject.is_file() {
         let model = open_model(subject, shared)?;
         program_records(&model, &open_options(&model, ladder, shared)?)?
@@ -50,8 +48,8 @@ pub fn why(dir: &Path, subject: &Path, ladder: &LadderArgs, shared: &Shared) -> 
 }
 
 /// Shows the fields in which two entries differ.
-pub fn diff(dir: &Path, one: &str, other: &str) -> Result<Report, Failure> {
-    let differing = open(dir, CacheMode::ReadOnly)?.diff(one, other).map_err(precast::Error::from)?;
+pub fn diff(cache: &ProgramCache, one: &str, other: &str) -> Result<Report, Failure> {
+    let differing = cache.diff(one, other).map_err(precast::Error::from)?;
     let mut text = String::new();
     for FieldDiff { field, want, have } in &differing {
         let _ = writeln!(text, "{field}\n  {one:.12}  {want}\n  {other:.12}  {have}");
@@ -64,13 +62,20 @@ pub fn diff(dir: &Path, one: &str, other: &str) -> Result<Report, Failure> {
 }
 
 /// Compiles every Bucket of a model that the cache does not have.
-pub fn warm(dir: &Path, path: &Path, ladder: &LadderArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
+pub fn warm(
+    dir: &Path,
+    sign: Signing,
+    path: &Path,
+    ladder: &LadderArgs,
+    shared: &Shared,
+    cx: &Cx,
+) -> Result<Report, Failure> {
     let model = open_model(path, shared)?;
     let open_options = open_options(&model, ladder, shared)?;
     let records = program_records(&model, &open_options)?;
     let console = cx.console;
     let events = Arc::new(move |event: &CacheEvent| console.notice(&event.to_string()));
-    let opened = ProgramCache::open(CacheOptions { events, ..CacheOptions::new(dir) });
+    let opened = ProgramCache::open(CacheOptions { events, sign, ..CacheOptions::new(dir) });
     let cache = Arc::new(opened.map_err(precast::Error::from)?);
     let before: BTreeSet<_> = cache.ls().map_err(precast::Error::from)?.into_iter().map(|entry| entry.key).collect();
     let begun = Instant::now();

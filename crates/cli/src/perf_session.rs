@@ -3,13 +3,18 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use precast::{BucketPolicy, Fit, Model, ModelSession, Named, OpenOptions, RunReport, Tier, explain_padding};
+use precast::{
+    BucketPolicy, CacheOptions, Fit, Model, ModelSession, Named, OpenOptions, ProgramCache, RunReport, Tier,
+    explain_padding,
+};
 use serde_json::{Value, json};
 
 use crate::Cx;
 use crate::args::{InputArgs, PerfArgs, Shared};
+use crate::cache::signing;
 use crate::exit::Failure;
 use crate::fitting::with_inputs;
 use crate::inputs::row_symbols;
@@ -36,10 +41,16 @@ pub fn perf_session(args: &PerfArgs, max_batch: usize, shared: &Shared, cx: &Cx)
         dims: shared_dims(args, &model)?,
         buckets: buckets.clone(),
         on_miss,
-        cache: args.cache.clone(),
+        cache: None,
     };
+    let cache_options = match &args.cache {
+        Some(folder) => CacheOptions { sign: signing(&args.signing)?, ..CacheOptions::new(folder) },
+        None => CacheOptions::memory(),
+    };
+    let cache = Arc::new(ProgramCache::open(cache_options).map_err(precast::Error::from)?);
     let begun = Instant::now();
-    let session = cx.console.during("compiling the Buckets", None, || ModelSession::open(&model, &open_options))?;
+    let open = || ModelSession::open_on(&model, &open_options, cache);
+    let session = cx.console.during("compiling the Buckets", None, open)?;
     let open_ms = begun.elapsed().as_secs_f64() * 1e3;
     let duration = Duration::from_secs_f64(args.duration.unwrap_or(DURATION_S));
     let stream =

@@ -37,7 +37,7 @@ pub use model::{DeclaredOutput, InputInfo, Model, ModelSummary};
 pub use open_session::{ModelSession, OpenOptions, batch_symbol, program_records};
 pub use precast_cache::{
     CacheError, CacheOptions, Event as CacheEvent, Explanation, FieldDiff, GcOptions, KeyRecord, Miss,
-    Mode as CacheMode, Nearest, ProgramCache, ProgramKey, RemoteOptions, Transfer,
+    Mode as CacheMode, Nearest, ProgramCache, ProgramKey, PublicKey, RemoteOptions, SignKey, Signing, Transfer,
 };
 pub use precast_cpu::Isa;
 pub use precast_ir::{Graph, text};

@@ -139,3 +139,41 @@ fn a_store_that_this_build_cannot_reach_says_how_to_build_one_that_can() {
         assert!(outcome.stderr.contains("--features cloud"), "{}", outcome.stderr);
     }
 }
+
+/// An Ed25519 key of the bytes 0 to 31, as OpenSSL writes it, its public half, and another public key.
+const PRIVATE: &str = "-----BEGIN PRIVATE KEY-----
+MC4CAQAwBQYDK2VwBCIEIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f
+-----END PRIVATE KEY-----
+";
+const PUBLIC: &str = "-----BEGIN PUBLIC KEY-----
+MCowBQYDK2VwAyEAA6EHv/POEL4dcN0Y50vAmWfk1jCbpQ1fHdyGZBJVMbg=
+-----END PUBLIC KEY-----
+";
+const OTHER: &str = "-----BEGIN PUBLIC KEY-----
+MCowBQYDK2VwAyEAFlSZvJ8+SjZ0WHNbahc8K01bgK5HrLBbla6zliDJIs8=
+-----END PUBLIC KEY-----
+";
+
+#[test]
+fn a_signed_cache_is_used_and_an_unsigned_one_is_not() {
+    let bench = Bench::with_model("m.onnx", &models::affine());
+    bench.write("key.pem", PRIVATE.as_bytes());
+    bench.write("public.pem", PUBLIC.as_bytes());
+    bench.write("other.pem", OTHER.as_bytes());
+    bench.json("cache warm signed m.onnx --max-batch 2 --sign-key key.pem");
+    bench.json("cache warm unsigned m.onnx --max-batch 2");
+    let perf = |dir: &str, public: &str| {
+        let flags = format!("--max-batch 2 --duration 0 --cache {dir} --require-signed {public}");
+        bench.json(&format!("perf m.onnx {flags}"))["compiles"].clone()
+    };
+    assert_eq!(perf("signed", "public.pem"), json!(0));
+    assert_eq!(perf("signed", "other.pem"), json!(2));
+    assert_eq!(perf("unsigned", "public.pem"), json!(2));
+    let why = bench.json("cache why unsigned m.onnx --max-batch 2 --require-signed public.pem");
+    assert_eq!(why["buckets"][0]["miss"], json!("incompatible"));
+    assert!(why["buckets"][0]["message"].as_str().unwrap().contains("signature"), "{why}");
+    assert_eq!(bench.run("cache verify signed --require-signed public.pem").exit, 0);
+    assert_eq!(bench.run("cache verify unsigned --require-signed public.pem").exit, 6);
+    assert_eq!(bench.run("cache verify signed --require-signed key.pem").exit, 2);
+    assert_eq!(bench.run("cache warm signed m.onnx --max-batch 2 --sign-key none.pem").exit, 2);
+}
