@@ -3,7 +3,7 @@
 //! Results go to stdout as JSON, on one last line; everything for people goes to stderr.
 #![forbid(unsafe_code)]
 
-mod bench_session;
+mod bench;
 mod case;
 mod conformance;
 mod docs;
@@ -19,7 +19,7 @@ mod opened;
 mod paths;
 mod pcg64;
 mod test;
-mod torture_session;
+mod torture;
 mod venv;
 mod worker;
 
@@ -49,27 +49,21 @@ enum Command {
     },
     /// Try to break what must never break.
     #[command(subcommand)]
-    Torture(Torture),
+    Torture(torture::Torture),
     /// Measure against the bars.
     #[command(subcommand)]
-    Bench(Bench),
+    Bench(bench::Bench),
     /// Run every test of the project.
     Test,
+    /// Use a cache as told; started by `torture cache`.
+    #[command(hide = true)]
+    TortureChild {
+        /// What to do, as JSON.
+        task: String,
+    },
     /// Answer requests on stdin; started by the other commands, so that a crash or a hang costs one answer.
     #[command(hide = true)]
     Worker,
-}
-
-#[derive(Subcommand)]
-enum Torture {
-    /// Sessions under load: every answer equals the exact-shape run.
-    Session(torture_session::SessionArguments),
-}
-
-#[derive(Subcommand)]
-enum Bench {
-    /// What a Session costs beside the model, and opening from the cache.
-    Session(bench_session::SessionArguments),
 }
 
 fn main() -> ExitCode {
@@ -78,9 +72,10 @@ fn main() -> ExitCode {
         Command::Conformance(arguments) => conformance::run(&arguments),
         Command::Docs { check: false } => docs::write(),
         Command::Docs { check: true } => docs::check(),
-        Command::Torture(Torture::Session(arguments)) => torture_session::run(&arguments),
-        Command::Bench(Bench::Session(arguments)) => bench_session::run(&arguments),
+        Command::Torture(what) => torture::run(&what),
+        Command::Bench(what) => bench::run(&what),
         Command::Test => test::run(),
+        Command::TortureChild { task } => torture::cache_child::serve(&task),
         Command::Worker => worker::serve(),
     };
     match result {

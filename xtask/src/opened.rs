@@ -47,7 +47,7 @@ pub fn open(
     cache: &Arc<ProgramCache>,
 ) -> Result<(ModelSession, Arc<Form>)> {
     let options = OpenOptions { session, ..open_options(entry, model, buckets)? };
-    let opened = ModelSession::open_with(model, &options, cache.clone())?;
+    let opened = ModelSession::open_on(model, &options, cache.clone())?;
     let form = opened.form(&inputs::make(entry, 1)?)?;
     Ok((opened, form))
 }

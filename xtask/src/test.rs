@@ -44,6 +44,7 @@ fn steps() -> Result<Vec<Step>> {
         own(&["docs", "--check"])?,
         own(&["conformance", "--json"])?,
         own(&["models", "--small", "--json"])?,
+        own(&["torture", "cache", "--quick"])?,
         first_command_of_readme()?,
     ];
     for (package, example) in examples()? {

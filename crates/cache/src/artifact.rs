@@ -1,5 +1,5 @@
-//! The artifact: one file for one Program. Magic, format, Manifest, Program bytes, and a digest over all of it. The
-//! same KeyRecord and Program give the same bytes: no time, host or user is inside. Read as hostile input.
+//! The artifact: one file for one Program. Magic, format, Manifest, its signature if any, Program bytes, and a digest over
+//! all of it. The same KeyRecord and Program give the same bytes: no time, host or user is inside. Read as hostile input.
 
 use std::collections::BTreeSet;
 
@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::key::{FieldDiff, KeyRecord, ProgramKey};
 use crate::miss::Miss;
+use crate::sign::{SIGNATURE_BYTES, Signing};
 
 /// First bytes of an artifact.
 pub const MAGIC: [u8; 8] = *b"PRECASTP";
 /// Changes with every change of the layout; there is no migration.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 const DIGEST_BYTES: usize = 32;
 /// Magic, format, length of the Manifest and its digest.
 const HEADER_BYTES: usize = 8 + 4 + 8 + DIGEST_BYTES;
@@ -123,7 +124,12 @@ impl Wanted {
 }
 
 /// The bytes of an artifact, or the constant of the Program whose digest is not one.
-pub(crate) fn encode(record: &[u8], program: &Program, requires: &Requires) -> Result<Vec<u8>, String> {
+pub(crate) fn encode(
+    record: &[u8],
+    program: &Program,
+    requires: &Requires,
+    signing: &Signing,
+) -> Result<Vec<u8>, String> {
     let body = precast_program::encode(program);
     let manifest = Manifest {
         record: record.to_vec(),
@@ -133,12 +139,17 @@ pub(crate) fn encode(record: &[u8], program: &Program, requires: &Requires) -> R
         requires: requires.clone(),
     };
     let manifest = postcard::to_stdvec(&manifest).map_err(|error| format!("the Manifest does not encode: {error}"))?;
-    let mut bytes = Vec::with_capacity(HEADER_BYTES + manifest.len() + body.len() + DIGEST_BYTES);
+    let signature = signing.sign(&manifest);
+    let signature = signature.as_ref().map_or(&[][..], |signature| &signature[..]);
+    let length = HEADER_BYTES + manifest.len() + 1 + signature.len() + body.len() + DIGEST_BYTES;
+    let mut bytes = Vec::with_capacity(length);
     bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&FORMAT.to_le_bytes());
     bytes.extend_from_slice(&(manifest.len() as u64).to_le_bytes());
     bytes.extend_from_slice(blake3::hash(&manifest).as_bytes());
     bytes.extend_from_slice(&manifest);
+    bytes.push(signature.len() as u8);
+    bytes.extend_from_slice(signature);
     bytes.extend_from_slice(&body);
     let trailer = blake3::hash(&bytes);
     bytes.extend_from_slice(trailer.as_bytes());
@@ -156,6 +167,8 @@ fn constants_of(constants: &[ConstantRef]) -> Result<Vec<ManifestConstant>, Stri
 /// An artifact whose header and Manifest are sound; the Program is not looked at yet.
 pub(crate) struct Opened<'a> {
     pub(crate) manifest: Manifest,
+    manifest_bytes: &'a [u8],
+    signature: Option<&'a [u8; SIGNATURE_BYTES]>,
     bytes: &'a [u8],
     body: &'a [u8],
 }
@@ -185,12 +198,23 @@ pub(crate) fn open(bytes: &[u8]) -> Result<Opened<'_>, Miss> {
     if !rest.is_empty() {
         return Err(unreadable(format!("{} bytes more", rest.len())));
     }
-    let body = &bytes[HEADER_BYTES + manifest.len()..];
+    let (signature, body) =
+        split_signature(&bytes[HEADER_BYTES + manifest.len()..]).ok_or_else(|| short("signature"))?;
     let body = body.len().checked_sub(DIGEST_BYTES).map(|end| &body[..end]).ok_or_else(|| short("trailer"))?;
     if body.len() as u64 != parsed.program_bytes {
         return Err(Miss::corrupt("program", format!("{} bytes", parsed.program_bytes), format!("{}", body.len())));
     }
-    Ok(Opened { manifest: parsed, bytes, body })
+    Ok(Opened { manifest: parsed, manifest_bytes: manifest, signature, bytes, body })
+}
+
+/// The signature, if there is one, and what follows it.
+fn split_signature(bytes: &[u8]) -> Option<(Option<&[u8; SIGNATURE_BYTES]>, &[u8])> {
+    const SIGNED: u8 = SIGNATURE_BYTES as u8;
+    match bytes.split_first()? {
+        (0, rest) => Some((None, rest)),
+        (&SIGNED, rest) => rest.split_first_chunk().map(|(signature, rest)| (Some(signature), rest)),
+        _ => None,
+    }
 }
 
 impl Opened<'_> {
@@ -207,6 +231,11 @@ impl Opened<'_> {
             return Err(Miss::incompatible(diffs.into_iter().next().unwrap_or(unlike)));
         }
         check_requires(&self.manifest.requires, provides)
+    }
+
+    /// Checks the signature, where one is asked for. It comes before anything that the artifact says is believed.
+    pub(crate) fn check_signature(&self, signing: &Signing) -> Result<(), Miss> {
+        signing.check(self.manifest_bytes, self.signature)
     }
 
     /// The Program, after every digest.
@@ -233,8 +262,14 @@ impl Opened<'_> {
 }
 
 /// Everything that can be checked about an artifact without its constants.
-pub(crate) fn verify(bytes: &[u8], wanted: &Wanted, provides: &Provides) -> Result<(Manifest, Program), Miss> {
+pub(crate) fn verify(
+    bytes: &[u8],
+    wanted: &Wanted,
+    provides: &Provides,
+    signing: &Signing,
+) -> Result<(Manifest, Program), Miss> {
     let opened = open(bytes)?;
+    opened.check_signature(signing)?;
     opened.check(wanted, provides)?;
     let program = opened.program()?;
     Ok((opened.manifest, program))

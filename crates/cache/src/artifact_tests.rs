@@ -8,14 +8,14 @@ use crate::testing::{program, record};
 
 fn sample() -> (Wanted, Vec<u8>) {
     let wanted = Wanted::new(&record("model", 4), KEY_BITS);
-    let bytes = encode(&wanted.bytes, &program("model", 4), &Requires::default()).unwrap();
+    let bytes = encode(&wanted.bytes, &program("model", 4), &Requires::default(), &Signing::default()).unwrap();
     (wanted, bytes)
 }
 
 #[test]
 fn an_artifact_reads_back_and_its_bytes_are_a_function_of_its_contents() {
     let (wanted, bytes) = sample();
-    let (manifest, read) = verify(&bytes, &wanted, &Provides::default()).unwrap();
+    let (manifest, read) = verify(&bytes, &wanted, &Provides::default(), &Signing::default()).unwrap();
     assert_eq!(read, program("model", 4));
     assert_eq!(manifest.record().unwrap(), record("model", 4));
     assert_eq!(sample().1, bytes);
@@ -30,7 +30,7 @@ fn every_flipped_bit_is_found_and_classed_as_damage() {
     for bit in bits {
         let mut changed = bytes.clone();
         changed[bit / 8] ^= 1 << (bit % 8);
-        let miss = verify(&changed, &wanted, &Provides::default()).unwrap_err();
+        let miss = verify(&changed, &wanted, &Provides::default(), &Signing::default()).unwrap_err();
         assert!(matches!(miss, Miss::Corrupt { .. }), "bit {bit}: {miss}");
     }
 }
@@ -39,7 +39,7 @@ fn every_flipped_bit_is_found_and_classed_as_damage() {
 fn every_truncation_is_found_and_classed_as_damage() {
     let (wanted, bytes) = sample();
     for length in 0..bytes.len() {
-        let miss = verify(&bytes[..length], &wanted, &Provides::default()).unwrap_err();
+        let miss = verify(&bytes[..length], &wanted, &Provides::default(), &Signing::default()).unwrap_err();
         assert!(matches!(miss, Miss::Corrupt { .. }), "length {length}: {miss}");
     }
 }
@@ -48,29 +48,30 @@ fn every_truncation_is_found_and_classed_as_damage() {
 fn bytes_after_the_end_are_found() {
     let (wanted, mut bytes) = sample();
     bytes.push(0);
-    assert!(matches!(verify(&bytes, &wanted, &Provides::default()), Err(Miss::Corrupt { .. })));
+    assert!(matches!(verify(&bytes, &wanted, &Provides::default(), &Signing::default()), Err(Miss::Corrupt { .. })));
 }
 
 #[test]
 fn a_whole_artifact_of_another_record_is_damage_unless_the_keys_collide() {
     let (wanted, _) = sample();
     let other = record("other", 8);
-    let bytes = encode(&other.canonical_bytes(), &program("other", 8), &Requires::default()).unwrap();
-    let miss = verify(&bytes, &wanted, &Provides::default()).unwrap_err();
+    let bytes =
+        encode(&other.canonical_bytes(), &program("other", 8), &Requires::default(), &Signing::default()).unwrap();
+    let miss = verify(&bytes, &wanted, &Provides::default(), &Signing::default()).unwrap_err();
     assert!(matches!(&miss, Miss::Corrupt { section, .. } if section == "name"), "{miss}");
     let colliding = Wanted::new(&record("model", 4), 0);
-    let miss = verify(&bytes, &colliding, &Provides::default()).unwrap_err();
+    let miss = verify(&bytes, &colliding, &Provides::default(), &Signing::default()).unwrap_err();
     assert!(matches!(&miss, Miss::Incompatible { field, .. } if field == "graph"), "{miss}");
 }
 
 #[test]
 fn another_format_is_told_from_damage() {
     let (wanted, mut bytes) = sample();
-    bytes[8] = 2;
+    bytes[8] = FORMAT as u8 + 1;
     let end = bytes.len() - DIGEST_BYTES;
     let trailer = blake3::hash(&bytes[..end]);
     bytes[end..].copy_from_slice(trailer.as_bytes());
-    let miss = verify(&bytes, &wanted, &Provides::default()).unwrap_err();
+    let miss = verify(&bytes, &wanted, &Provides::default(), &Signing::default()).unwrap_err();
     assert!(matches!(&miss, Miss::Incompatible { field, .. } if field == "schema"), "{miss}");
 }
 
@@ -79,13 +80,13 @@ fn what_a_program_requires_is_checked_before_it_is_decoded() {
     let wanted = Wanted::new(&record("model", 4), KEY_BITS);
     let requires =
         Requires { driver_min: Some("550.54".to_string()), features: ["sm_90".to_string()].into(), memory_bytes: 1000 };
-    let bytes = encode(&wanted.bytes, &program("model", 4), &requires).unwrap();
+    let bytes = encode(&wanted.bytes, &program("model", 4), &requires, &Signing::default()).unwrap();
     let good = Provides {
         driver: Some("550.163.01".to_string()),
         features: ["sm_90".to_string(), "more".to_string()].into(),
         memory_bytes: Some(1000),
     };
-    assert!(verify(&bytes, &wanted, &good).is_ok());
+    assert!(verify(&bytes, &wanted, &good, &Signing::default()).is_ok());
     let bad = [
         ("driver", Provides { driver: Some("535.9".to_string()), ..good.clone() }),
         ("driver", Provides { driver: None, ..good.clone() }),
@@ -93,7 +94,7 @@ fn what_a_program_requires_is_checked_before_it_is_decoded() {
         ("memory", Provides { memory_bytes: Some(999), ..good.clone() }),
     ];
     for (expected, provides) in bad {
-        let miss = verify(&bytes, &wanted, &provides).unwrap_err();
+        let miss = verify(&bytes, &wanted, &provides, &Signing::default()).unwrap_err();
         assert!(matches!(&miss, Miss::Incompatible { field, .. } if field == expected), "{expected}: {miss}");
     }
 }
@@ -102,7 +103,7 @@ proptest! {
     #[test]
     fn any_bytes_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let (wanted, _) = sample();
-        prop_assert!(verify(&bytes, &wanted, &Provides::default()).is_err());
+        prop_assert!(verify(&bytes, &wanted, &Provides::default(), &Signing::default()).is_err());
     }
 
     /// Digests can be forged by whoever can write; the parser must stand that too.
@@ -116,6 +117,6 @@ proptest! {
         bytes.extend_from_slice(&manifest);
         let trailer = blake3::hash(&bytes);
         bytes.extend_from_slice(trailer.as_bytes());
-        prop_assert!(verify(&bytes, &wanted, &Provides::default()).is_err());
+        prop_assert!(verify(&bytes, &wanted, &Provides::default(), &Signing::default()).is_err());
     }
 }

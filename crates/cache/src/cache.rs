@@ -72,18 +72,21 @@ impl ProgramCache {
     /// could write is one.
     pub fn open(options: CacheOptions) -> Result<ProgramCache, CacheError> {
         let layout = Layout::new(&options.root);
-        let mode = if options.mode == Mode::Off { Mode::Off } else { open_root(&options, &layout)? };
+        let off = Opened { mode: Mode::Off, is_shared: false };
+        let Opened { mode, is_shared } = if options.mode == Mode::Off { off } else { open_root(&options, &layout)? };
         let files = (mode != Mode::Off).then(|| Files {
             disk: Arc::clone(&options.disk),
             layout: layout.clone(),
-            // What cannot be told is treated with more care.
-            is_network: options.disk.is_network(&options.root).unwrap_or(true),
+            // What cannot be told is treated with more care; so are files that others could change under a mapping after
+            // their signature was checked.
+            is_network: (is_shared && options.sign.require.is_some())
+                || options.disk.is_network(&options.root).unwrap_or(true),
             is_writable: mode.writes(),
         });
         let weights = WeightStore::new(files, Arc::clone(&options.events));
         let remote = match (&options.remote, mode) {
             (None, _) | (_, Mode::Off) => None,
-            (Some(remote), _) => Some(Remote::open(remote)?),
+            (Some(remote), _) => Some(Remote::open(remote, options.store.clone())?),
         };
         Ok(ProgramCache {
             mode,
@@ -193,7 +196,7 @@ impl ProgramCache {
         }
         let (mut miss, mut held, mut lock_wait) = (Miss::absent(), None, Duration::ZERO);
         if matches!(self.mode, Mode::ReadWrite | Mode::ReadOnly | Mode::LookupOnly) {
-            match self.load(wanted) {
+            match self.load_told(wanted) {
                 Ok(program) => return Ok(found(program, Origin::Disk)),
                 Err(reason) => miss = reason,
             }
@@ -212,7 +215,7 @@ impl ProgramCache {
             }
             // Whoever held the lock before may have published.
             let is_filed = self.mode != Mode::Refresh && self.is_filed(wanted);
-            if let Some(program) = is_filed.then(|| self.load(wanted).ok()).flatten() {
+            if let Some(program) = is_filed.then(|| self.load_told(wanted).ok()).flatten() {
                 return Ok(Fetched { lock_wait, miss: Some(miss), ..found(program, Origin::Disk) });
             }
         }
@@ -246,9 +249,14 @@ impl ProgramCache {
         let started = Instant::now();
         let compiled: Compiled = make().map_err(|error| GetError::Make(Arc::new(error)))?.into();
         let compile_time = started.elapsed();
-        let may_publish = self.mode.writes() && !matches!(miss, Miss::Incompatible { .. });
-        if let Miss::Incompatible { field, .. } = &miss {
-            self.event(Event::Collision { key: wanted.key, field: field.clone() });
+        let mut may_publish = self.mode.writes() && !matches!(miss, Miss::Incompatible { .. });
+        if let Miss::Incompatible { field, want, have } = &miss {
+            self.event(Event::incompatible(wanted.key, field, want, have));
+        }
+        if may_publish && !self.options.sign.accepts_own() {
+            may_publish = false;
+            let reason = "signatures are required, and no accepted key signs here".to_string();
+            self.event(Event::Unsigned { key: wanted.key, reason });
         }
         let winner = if may_publish { self.publish_compiled(wanted, &compiled, compile_time, lease) } else { None };
         drop(held);
@@ -296,8 +304,16 @@ impl ProgramCache {
     }
 }
 
-/// Checks who may write the root, makes what is missing, sweeps. Gives the mode in force.
-fn open_root(options: &CacheOptions, layout: &Layout) -> Result<Mode, CacheError> {
+/// A root that was looked at.
+struct Opened {
+    /// The mode in force.
+    mode: Mode,
+    /// Whether others may write it.
+    is_shared: bool,
+}
+
+/// Checks who may write the root, makes what is missing, sweeps.
+fn open_root(options: &CacheOptions, layout: &Layout) -> Result<Opened, CacheError> {
     let disk: &dyn Disk = &*options.disk;
     let report = |error: &crate::disk::DiskError| (options.events)(&Event::unavailable("opening the cache", error));
     if options.mode.writes() {
@@ -305,33 +321,40 @@ fn open_root(options: &CacheOptions, layout: &Layout) -> Result<Mode, CacheError
         let made = disk.make_dir(layout.root());
         made.unwrap_or_else(|error| report(&error));
     }
+    // Where signatures are required it does not matter who writes (spec C22).
+    let is_trusted = options.trust_shared || options.sign.require.is_some();
+    let mut is_shared = false;
     match layout.stranger(disk) {
-        Ok(Some(reason)) if !options.trust_shared => {
+        Ok(Some(reason)) if !is_trusted => {
             return Err(CacheError::Untrusted { path: layout.root().to_path_buf(), reason });
         }
-        Ok(Some(reason)) => (options.events)(&Event::SharedRoot { reason }),
+        Ok(Some(reason)) => {
+            is_shared = true;
+            (options.events)(&Event::SharedRoot { reason });
+        }
         Ok(None) => {}
         Err(error) if options.mode == Mode::LookupOnly => return Err(error.into()),
         // Who may write is unknown, so nothing from there is run.
         Err(error) => {
             report(&error);
-            return Ok(Mode::Off);
+            return Ok(Opened { mode: Mode::Off, is_shared });
         }
     }
     match layout.version(disk) {
         Ok(Some(version)) if version > LAYOUT => {
             (options.events)(&Event::NewerLayout { version });
-            return Ok(if options.mode == Mode::LookupOnly { Mode::LookupOnly } else { Mode::ReadOnly });
+            let mode = if options.mode == Mode::LookupOnly { Mode::LookupOnly } else { Mode::ReadOnly };
+            return Ok(Opened { mode, is_shared });
         }
         Ok(_) => {}
         Err(CacheError::Disk(error)) => report(&error),
         Err(other) => return Err(other),
     }
     if options.mode.writes() {
-        let prepared = layout.create(disk).and_then(|()| publish::sweep(disk, layout).map(drop));
+        let prepared = layout.create(disk).and_then(|()| publish::sweep(disk, layout, options.orphan_age).map(drop));
         prepared.unwrap_or_else(|error| report(&error));
     }
-    Ok(options.mode)
+    Ok(Opened { mode: options.mode, is_shared })
 }
 
 #[cfg(test)]

@@ -187,6 +187,20 @@ pub trait Disk: Send + Sync {
     fn is_network(&self, path: &Path) -> Answer<bool>;
 }
 
+/// Fresh opens before a stale handle of a network file system counts as a failure (spec C16).
+const STALE_OPENS: usize = 3;
+
+/// Makes a call that opens a file, and again where the handle went stale.
+pub(crate) fn open_fresh<T>(call: impl Fn() -> Answer<T>) -> Answer<T> {
+    let mut opens = 1;
+    loop {
+        match call() {
+            Err(error) if error.is_stale() && opens < STALE_OPENS => opens += 1,
+            answer => return answer,
+        }
+    }
+}
+
 /// The file system of the machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk;

@@ -1,5 +1,5 @@
-//! A disk that fails on purpose, for fault tests: a hook sees every call before it is made and may let it fail before,
-//! after or halfway. Crash tests end the process inside the hook.
+//! A disk that fails on purpose, for fault tests: a hook sees every call before it is made and may let it fail, or the
+//! whole process die, before, after or halfway.
 
 use std::fs::File;
 use std::io;
@@ -18,6 +18,12 @@ pub enum Fault {
     After(i32),
     /// A write stops in the middle; other calls fail before.
     Halfway(i32),
+    /// The process is killed before the call.
+    KillBefore,
+    /// The process is killed after the call.
+    KillAfter,
+    /// The process is killed in the middle of a write, and before other calls.
+    KillHalfway,
 }
 
 /// What decides about faults.
@@ -41,6 +47,11 @@ impl FaultyDisk {
             None => make(&self.real),
             Some(Fault::Before(errno) | Fault::Halfway(errno)) => Err(fail(errno)),
             Some(Fault::After(errno)) => make(&self.real).and_then(|_| Err(fail(errno))),
+            Some(Fault::KillBefore | Fault::KillHalfway) => kill_self(),
+            Some(Fault::KillAfter) => {
+                let _answer = make(&self.real);
+                kill_self()
+            }
         }
     }
 }
@@ -63,11 +74,15 @@ impl Disk for FaultyDisk {
             None => self.real.write(file, path, bytes),
             Some(fault) => {
                 let (written, errno) = match fault {
-                    Fault::Before(errno) => (0, errno),
-                    Fault::After(errno) => (bytes.len(), errno),
-                    Fault::Halfway(errno) => (bytes.len() / 2, errno),
+                    Fault::Before(errno) => (0, Some(errno)),
+                    Fault::After(errno) => (bytes.len(), Some(errno)),
+                    Fault::Halfway(errno) => (bytes.len() / 2, Some(errno)),
+                    Fault::KillBefore => (0, None),
+                    Fault::KillAfter => (bytes.len(), None),
+                    Fault::KillHalfway => (bytes.len() / 2, None),
                 };
                 self.real.write(file, path, &bytes[..written])?;
+                let Some(errno) = errno else { kill_self() };
                 Err(DiskError::new(Call::Write, path, io::Error::from_raw_os_error(errno)))
             }
         }
@@ -128,4 +143,11 @@ impl Disk for FaultyDisk {
     fn is_network(&self, path: &Path) -> Answer<bool> {
         self.run(Call::StatFs, path, |real| real.is_network(path))
     }
+}
+
+/// Ends the process as `kill -9` does: nothing is flushed, no destructor runs.
+fn kill_self() -> ! {
+    // The signal is taken before the call returns; aborting is what is left if it cannot be sent.
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    std::process::abort()
 }

@@ -87,7 +87,7 @@ impl ProgramCache {
         }
         let _alone = if options.is_dry_run { None } else { self.lock_alone()? };
         if !options.is_dry_run {
-            publish::sweep(&*self.options.disk, &self.layout)?;
+            publish::sweep(&*self.options.disk, &self.layout, self.options.orphan_age)?;
             publish::trim_quarantine(&*self.options.disk, &self.layout)?;
         }
         let before_bytes = self.bytes()?.total();
@@ -147,7 +147,7 @@ impl ProgramCache {
         }
     }
 
-    fn weight_files(&self) -> Result<BTreeMap<Digest, (u64, SystemTime)>, DiskError> {
+    pub(crate) fn weight_files(&self) -> Result<BTreeMap<Digest, (u64, SystemTime)>, DiskError> {
         let files = self.sharded("weights")?.into_iter();
         let known = files.filter_map(|file| {
             let digest = file.name.strip_suffix(WEIGHT_ENDING)?.parse().ok()?;
@@ -212,7 +212,7 @@ impl Sweep<'_> {
 }
 
 /// How many Programs name each constant.
-fn names_by_constant(entries: &[Entry]) -> BTreeMap<Digest, usize> {
+pub(crate) fn names_by_constant(entries: &[Entry]) -> BTreeMap<Digest, usize> {
     let mut names = BTreeMap::new();
     for entry in entries {
         for digest in entry.constants.iter().collect::<BTreeSet<_>>() {

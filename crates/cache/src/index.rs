@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::artifact::{self, Wanted};
 use crate::cache::ProgramCache;
-use crate::disk::DiskError;
+use crate::disk::{Answer, DiskError};
 use crate::key::ProgramKey;
 use crate::layout::PROGRAM_ENDING;
 use crate::miss::{Event, Nearest};
@@ -80,15 +80,26 @@ impl ProgramCache {
     /// The entry of the same graph or the same weights that differs in the fewest fields.
     pub(crate) fn nearest(&self, wanted: &Wanted) -> Option<Nearest> {
         let parents = [&wanted.record.graph, &wanted.record.weights];
-        let lists = parents.into_iter().filter_map(|parent| self.options.disk.list(&self.layout.lineage(parent)).ok());
+        let list = |parent| self.seen(self.options.disk.list(&self.layout.lineage(parent)));
+        let lists = parents.into_iter().filter_map(list);
         let names = lists.flatten().map(|stat| stat.name).take(NEAREST_MAX);
         self.nearest_of(wanted, names)
+    }
+
+    /// An answer that the nearest entry is looked for with; one that is not there is nothing to tell.
+    fn seen<T>(&self, answer: Answer<T>) -> Option<T> {
+        if let Err(error) = &answer
+            && !error.is_not_found()
+        {
+            self.event(Event::unavailable("looking for the nearest entry", error));
+        }
+        answer.ok()
     }
 
     /// Of these entries the one that differs in the fewest fields. What cannot be read is passed over.
     pub(crate) fn nearest_of(&self, wanted: &Wanted, names: impl Iterator<Item = String>) -> Option<Nearest> {
         let entries = names.filter_map(|name| {
-            let bytes = self.options.disk.read(&self.program_path(&name)?).ok()?;
+            let bytes = self.seen(self.options.disk.read(&self.program_path(&name)?))?;
             let opened = artifact::open(&bytes).ok()?;
             let have = opened.manifest.record().ok()?;
             let key = Wanted::new(&have, wanted.bits).key;

@@ -24,6 +24,7 @@ pub mod options;
 mod publish;
 mod remote;
 mod room;
+pub mod sign;
 mod transfer;
 pub mod weights;
 
@@ -35,8 +36,9 @@ pub use cache::{Fetched, Origin, ProgramCache};
 pub use disk::{Call, Disk, DiskError, RealDisk};
 pub use gc::{GcOptions, GcReport, Reason, Removed};
 pub use key::{FieldDiff, KeyRecord, ProgramKey};
-pub use manage::{Details, Entry, Explanation, Problem, Usage, Verification};
+pub use manage::{ConstantEntry, Details, Entry, Explanation, Problem, Usage, Verification};
 pub use miss::{CacheError, Event, GetError, Miss, Nearest};
 pub use options::{CacheOptions, Mode, RemoteOptions};
+pub use sign::{PublicKey, SignKey, Signing};
 pub use transfer::Transfer;
 pub use weights::WeightStore;

@@ -9,12 +9,10 @@ use precast_program::Program;
 
 use crate::artifact::{self, Manifest, Wanted};
 use crate::cache::ProgramCache;
+use crate::disk;
 use crate::layout::Layout;
 use crate::miss::{Event, Miss};
 use crate::publish;
-
-/// Fresh opens before a stale handle of a network file system counts as a failure.
-const STALE_OPENS: usize = 3;
 
 impl ProgramCache {
     /// The Program from disk into memory.
@@ -33,9 +31,19 @@ impl ProgramCache {
         Ok(self.memory.keep(wanted, Arc::new(program)))
     }
 
+    /// The same on behalf of a request, which goes on without: a disk that does not answer must not look like an entry
+    /// that is not there.
+    pub(crate) fn load_told(&self, wanted: &Wanted) -> Result<Arc<Program>, Miss> {
+        self.load(wanted).inspect_err(|miss| {
+            if let Miss::Unavailable { call, errno, message } = miss.clone() {
+                self.event(Event::Unavailable { doing: "loading", call, errno, message });
+            }
+        })
+    }
+
     /// Checks everything about an artifact but its constants.
     pub(crate) fn verify_artifact(&self, bytes: &[u8], wanted: &Wanted) -> Result<(Manifest, Program), Miss> {
-        artifact::verify(bytes, wanted, &self.options.provides)
+        artifact::verify(bytes, wanted, &self.options.provides, &self.options.sign)
     }
 
     /// Loads and verifies the constants that an artifact names.
@@ -52,13 +60,7 @@ impl ProgramCache {
     }
 
     pub(crate) fn read_fresh(&self, path: &Path) -> Result<Bytes, Miss> {
-        let mut opens = 1;
-        loop {
-            match self.options.disk.read(path) {
-                Err(error) if error.is_stale() && opens < STALE_OPENS => opens += 1,
-                answer => return Ok(answer?),
-            }
-        }
+        Ok(disk::open_fresh(|| self.options.disk.read(path))?)
     }
 
     /// Moves a damaged artifact away, if that is what the miss says and the mode allows it.

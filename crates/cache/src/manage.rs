@@ -10,6 +10,7 @@ use precast_tensor::Digest;
 use crate::artifact::{self, Manifest, Wanted};
 use crate::cache::ProgramCache;
 use crate::disk::{DiskError, Stat};
+use crate::gc::names_by_constant;
 use crate::key::{FieldDiff, KeyRecord, ProgramKey};
 use crate::layout::{PROGRAM_ENDING, WEIGHT_ENDING};
 use crate::miss::{CacheError, Miss, Nearest};
@@ -33,6 +34,17 @@ pub struct Entry {
     pub is_pinned: bool,
     /// Digests of the constants it names.
     pub(crate) constants: Vec<Digest>,
+}
+
+/// One constant on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConstantEntry {
+    /// Digest of element type, shape and bytes.
+    pub digest: Digest,
+    /// Size of its file.
+    pub bytes: u64,
+    /// Programs that name it.
+    pub programs: usize,
 }
 
 /// Everything about one Program on disk.
@@ -104,6 +116,17 @@ impl ProgramCache {
     pub fn ls(&self) -> Result<Vec<Entry>, CacheError> {
         let files = self.program_files()?;
         Ok(files.iter().filter_map(|file| self.entry(file).ok()).map(|(entry, _)| entry).collect())
+    }
+
+    /// Constants on disk, by digest, and how many Programs name each.
+    pub fn ls_constants(&self) -> Result<Vec<ConstantEntry>, CacheError> {
+        let names = names_by_constant(&self.ls()?);
+        let entry = |(digest, (bytes, _))| ConstantEntry {
+            digest,
+            bytes,
+            programs: names.get(&digest).copied().unwrap_or_default(),
+        };
+        Ok(self.weight_files()?.into_iter().map(entry).collect())
     }
 
     /// The Program whose key starts with these hex digits.
@@ -239,7 +262,9 @@ impl ProgramCache {
 
     fn verify_file(&self, file: &Stat) -> Result<(), Miss> {
         let (entry, bytes) = self.entry(file)?;
-        artifact::open(&bytes)?.program()?;
+        let opened = artifact::open(&bytes)?;
+        opened.check_signature(&self.options.sign)?;
+        opened.program()?;
         for digest in entry.constants.iter().collect::<BTreeSet<_>>() {
             self.options.disk.stat(&self.layout.weight(digest))?;
         }

@@ -113,13 +113,19 @@ pub enum CacheError {
     /// Others could write code that this process would run (spec C22).
     #[error(
         "cache root {}: {reason}; whoever writes here runs code in this process. Choose a private directory or set \
-         cache.trust_shared=true",
+         cache.trust_shared=true, or require signatures",
         path.display()
     )]
     Untrusted {
         /// The directory.
         path: PathBuf,
         /// Who may write.
+        reason: String,
+    },
+    /// A key for signatures cannot be read.
+    #[error("cache signing: {reason}")]
+    Key {
+        /// Why.
         reason: String,
     },
     /// The directory is not a cache, or not one that this build reads.
@@ -217,6 +223,13 @@ pub enum Event {
         /// First field that differs.
         field: String,
     },
+    /// A Program lacks the signature that is required: what is filed is not loaded, or what was compiled is not filed.
+    Unsigned {
+        /// Its key.
+        key: ProgramKey,
+        /// Why.
+        reason: String,
+    },
     /// The disk is full; publishing pauses.
     Full {
         /// For how many seconds.
@@ -269,6 +282,7 @@ impl fmt::Display for Event {
             Event::Collision { key, field } => {
                 write!(f, "cache: key {key} also belongs to a record with other {field}")
             }
+            Event::Unsigned { key, reason } => write!(f, "cache: {key} stays in memory: {reason}"),
             Event::Full { pause_s } => write!(f, "cache: the disk is full; nothing is published for {pause_s} s"),
             Event::Evicted { programs, bytes } => write!(f, "cache: evicted {programs} Programs, {bytes} bytes"),
             Event::NewerLayout { version } => {
@@ -283,6 +297,14 @@ impl fmt::Display for Event {
 }
 
 impl Event {
+    /// What is filed under a key is whole and not for us.
+    pub(crate) fn incompatible(key: ProgramKey, field: &str, want: &str, have: &str) -> Event {
+        match field {
+            "signature" => Event::Unsigned { key, reason: format!("the filed one has a signature {have}, not {want}") },
+            field => Event::Collision { key, field: field.to_string() },
+        }
+    }
+
     pub(crate) fn unavailable(doing: &'static str, error: &DiskError) -> Event {
         let (call, errno, message) = (error.call.name().to_string(), error.errno(), error.to_string());
         Event::Unavailable { doing, call, errno, message }

@@ -20,7 +20,14 @@ impl ProgramCache {
         if matches!(self.mode, Mode::Off | Mode::Refresh) {
             return None;
         }
-        let bytes = self.options.disk.read(&self.note_path(kind, subject)).ok()?;
+        let bytes = match self.options.disk.read(&self.note_path(kind, subject)) {
+            Ok(bytes) => bytes,
+            Err(error) if error.is_not_found() => return None,
+            Err(error) => {
+                self.event(Event::unavailable("reading a note", &error));
+                return None;
+            }
+        };
         let (digest, text) = bytes.split_at_checked(size_of::<Digest>())?;
         (Digest::of_bytes(text).0 == digest).then(|| text.to_vec())
     }

@@ -4,10 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use object_store::ObjectStore;
+
 use crate::artifact::Provides;
 use crate::disk::{Disk, RealDisk};
 use crate::key::KEY_BITS;
 use crate::miss::Event;
+use crate::sign::Signing;
 
 /// What a cache may do with its root (spec C21).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,10 +94,16 @@ pub struct CacheOptions {
     pub lock_timeout: Option<Duration>,
     /// Accept a root that others may write: they can then run code in this process.
     pub trust_shared: bool,
+    /// Who signs, and whose signature is required.
+    pub sign: Signing,
     /// What this machine offers to Programs that require something.
     pub provides: Provides,
     /// A store shared with other machines.
     pub remote: Option<RemoteOptions>,
+    /// A store in place of the one that `remote` names: the seam for stores that fail on purpose.
+    pub store: Option<Arc<dyn ObjectStore>>,
+    /// Age at which a temp that nobody locks is an orphan and swept.
+    pub orphan_age: Duration,
     /// Bits of a key that are kept; fewer than 256 only in tests that force collisions.
     pub digest_bits: u16,
     /// The file system.
@@ -106,6 +115,9 @@ pub struct CacheOptions {
 /// Default of `max_bytes`: 20 GiB.
 pub const MAX_BYTES_DEFAULT: u64 = 20 << 30;
 
+/// Default of `orphan_age`: a minute.
+pub const ORPHAN_AGE_DEFAULT: Duration = Duration::from_secs(60);
+
 impl CacheOptions {
     /// A cache in this directory, read and written.
     pub fn new(root: impl Into<PathBuf>) -> CacheOptions {
@@ -115,8 +127,11 @@ impl CacheOptions {
             max_bytes: MAX_BYTES_DEFAULT,
             lock_timeout: None,
             trust_shared: false,
+            sign: Signing::default(),
             provides: Provides::default(),
             remote: None,
+            store: None,
+            orphan_age: ORPHAN_AGE_DEFAULT,
             digest_bits: KEY_BITS,
             disk: Arc::new(RealDisk),
             events: Arc::new(|_| {}),

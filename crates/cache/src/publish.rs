@@ -28,8 +28,6 @@ pub(crate) enum Published {
     Lost,
 }
 
-/// Age at which a temp that nobody locks is an orphan.
-const ORPHAN_AGE: Duration = Duration::from_secs(60);
 /// Age at which a temp is an orphan where locks do not work.
 const ORPHAN_AGE_UNLOCKED: Duration = Duration::from_secs(24 * 3600);
 /// How long quarantined files are kept, and how many bytes of them.
@@ -143,14 +141,15 @@ fn is_unsupported(error: &DiskError) -> bool {
     error.errno().is_some_and(|errno| unsupported.iter().any(|known| known.raw_os_error() == errno))
 }
 
-/// Removes temps whose writers are dead (spec C15). Process ids decide nothing: containers share volumes, not pids.
-pub(crate) fn sweep(disk: &dyn Disk, layout: &Layout) -> Answer<usize> {
+/// Removes temps of at least this age whose writers are dead (spec C15). Process ids decide nothing: containers share
+/// volumes, not pids.
+pub(crate) fn sweep(disk: &dyn Disk, layout: &Layout, orphan_age: Duration) -> Answer<usize> {
     let dir = layout.dir("tmp");
     let now = SystemTime::now();
     let mut removed = 0;
     for stat in disk.list(&dir)? {
         let age = now.duration_since(stat.modified).unwrap_or_default();
-        if age < ORPHAN_AGE || stat.is_dir {
+        if age < orphan_age || stat.is_dir {
             continue;
         }
         let path = dir.join(&stat.name);

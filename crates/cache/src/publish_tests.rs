@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::disk::RealDisk;
 use crate::fault::{Fault, FaultyDisk};
+use crate::options::ORPHAN_AGE_DEFAULT;
 use crate::testing::files_below;
 
 struct Fixture {
@@ -89,7 +90,7 @@ fn the_sweep_takes_orphans_and_leaves_writers_alone() {
     drop(old_temp(&fixture, "young", minutes(0)));
     let writer = old_temp(&fixture, "writing", minutes(2));
     writer.lock().unwrap();
-    assert_eq!(sweep(&RealDisk, &fixture.layout).unwrap(), 1);
+    assert_eq!(sweep(&RealDisk, &fixture.layout, ORPHAN_AGE_DEFAULT).unwrap(), 1);
     let names: Vec<String> = RealDisk.list(&fixture.layout.dir("tmp")).unwrap().into_iter().map(|s| s.name).collect();
     assert_eq!(names, ["writing", "young"]);
 }
@@ -102,7 +103,7 @@ fn without_locks_only_day_old_temps_are_swept() {
     let disk = FaultyDisk::new(|call, _| {
         (call == Call::TryLock).then_some(Fault::Before(rustix::io::Errno::NOLCK.raw_os_error()))
     });
-    assert_eq!(sweep(&disk, &fixture.layout).unwrap(), 1);
+    assert_eq!(sweep(&disk, &fixture.layout, ORPHAN_AGE_DEFAULT).unwrap(), 1);
     assert!(fixture.layout.dir("tmp").join("hours").exists());
 }
 

@@ -93,12 +93,13 @@ impl RemoteError {
 pub(crate) type Reply<T> = Result<T, RemoteError>;
 
 impl Remote {
-    /// Opens a store. Does not talk to it yet.
-    pub(crate) fn open(options: &RemoteOptions) -> Result<Remote, CacheError> {
+    /// Opens a store, or the one that is given in its place. Does not talk to it yet.
+    pub(crate) fn open(options: &RemoteOptions, given: Option<Arc<dyn ObjectStore>>) -> Result<Remote, CacheError> {
         let refused = |reason: String| CacheError::Remote { url: options.url.clone(), reason };
-        let url = Url::parse(&options.url).map_err(|error| refused(error.to_string()))?;
-        let pairs = options.options.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        let (store, base) = object_store::parse_url_opts(&url, pairs).map_err(|error| refused(error.to_string()))?;
+        let (store, base) = match given {
+            Some(store) => (store, ObjectPath::default()),
+            None => locate_store(options).map_err(refused)?,
+        };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -115,7 +116,7 @@ impl Remote {
         thread.map_err(|error| refused(format!("no thread: {error}")))?;
         Ok(Remote(Arc::new(Inner {
             url: options.url.clone(),
-            store: Arc::from(store),
+            store,
             base,
             jobs,
             limit: options.limit,
@@ -286,6 +287,18 @@ impl Remote {
         }
         answer
     }
+}
+
+/// The store that an address names, and the path in it.
+fn locate_store(options: &RemoteOptions) -> Result<(Arc<dyn ObjectStore>, ObjectPath), String> {
+    let url = Url::parse(&options.url).map_err(|error| error.to_string())?;
+    if cfg!(not(feature = "cloud")) && url.scheme() != "file" {
+        let scheme = url.scheme();
+        return Err(format!("this build knows file:// only; for '{scheme}' build it with `--features cloud`"));
+    }
+    let pairs = options.options.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let (store, base) = object_store::parse_url_opts(&url, pairs).map_err(|error| error.to_string())?;
+    Ok((Arc::from(store), base))
 }
 
 /// Counts a job as done when dropped.

@@ -14,7 +14,7 @@ use crate::disk::{DiskError, LockKind};
 use crate::gc::GcOptions;
 use crate::lease::Lease;
 use crate::lock;
-use crate::miss::{Event, Miss};
+use crate::miss::{CacheError, Event, Miss};
 use crate::options::Mode;
 use crate::publish::{self, Existing, Published};
 
@@ -76,7 +76,8 @@ impl ProgramCache {
         compile_time: Duration,
         lease: Option<Lease>,
     ) -> Option<Arc<Program>> {
-        let bytes = match artifact::encode(&wanted.bytes, &compiled.program, &compiled.requires) {
+        let sign = &self.options.sign;
+        let bytes = match artifact::encode(&wanted.bytes, &compiled.program, &compiled.requires, sign) {
             Ok(bytes) => bytes,
             Err(message) => {
                 let (doing, call) = ("encoding", "encode".to_string());
@@ -141,8 +142,8 @@ impl ProgramCache {
                 }
                 None
             }
-            Err(Miss::Incompatible { field, .. }) => {
-                self.event(Event::Collision { key: parcel.wanted.key, field });
+            Err(Miss::Incompatible { field, want, have }) => {
+                self.event(Event::incompatible(parcel.wanted.key, &field, &want, &have));
                 None
             }
             Err(Miss::Unavailable { call, errno, message }) => {
@@ -189,11 +190,20 @@ impl ProgramCache {
         if !self.room.is_due() {
             return;
         }
-        let Ok(bytes) = self.bytes() else { return };
+        let bytes = match self.bytes() {
+            Ok(bytes) => bytes,
+            Err(error) => return self.unmeasured(&error),
+        };
         let is_over = bytes.total() > self.options.max_bytes;
         let freed_bytes = if is_over { self.evict(&self.gc_options()) } else { 0 };
         let left_bytes = bytes.total().saturating_sub(freed_bytes);
         self.room.scanned(self.options.max_bytes.saturating_sub(left_bytes));
+    }
+
+    fn unmeasured(&self, error: &CacheError) {
+        let (doing, call, message) = ("measuring the cache", "readdir".to_string(), error.to_string());
+        let errno = if let CacheError::Disk(error) = error { error.errno() } else { None };
+        self.event(Event::Unavailable { doing, call, errno, message });
     }
 
     /// Runs `gc` and gives the bytes it freed.

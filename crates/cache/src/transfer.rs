@@ -146,6 +146,7 @@ impl ProgramCache {
             }
             let sent = self.read_fresh(&self.layout.program(&entry.key)).and_then(|bytes| {
                 let opened = artifact::open(&bytes)?;
+                opened.check_signature(&self.options.sign)?;
                 opened.program()?;
                 for constant in &opened.manifest.constants {
                     let weight = Layout::weight_name(&constant.digest());
@@ -206,6 +207,7 @@ impl ProgramCache {
     fn pull_one(&self, remote: &Remote, name: &str, transfer: &mut Transfer) -> Result<(), Miss> {
         let (bytes, _) = remote.get(name, ARTIFACT_BYTES_MAX).map_err(|error| error.miss("get"))?;
         let opened = artifact::open(&bytes)?;
+        opened.check_signature(&self.options.sign)?;
         let wanted = Wanted::new(&opened.manifest.record()?, self.options.digest_bits);
         let own: ProgramKey = wanted.key;
         if Layout::program_name(&own) != name {
@@ -255,7 +257,8 @@ impl Loser {
         let name = Layout::program_name(&self.wanted.key);
         let fetched = tokio::time::timeout(remote.limit_of(0), remote.fetch(&name, ARTIFACT_BYTES_MAX)).await;
         let Ok(Ok((winner, _))) = fetched else { return };
-        let Ok((manifest, _)) = artifact::verify(&winner, &self.wanted, &self.options.provides) else { return };
+        let CacheOptions { provides, sign, .. } = &self.options;
+        let Ok((manifest, _)) = artifact::verify(&winner, &self.wanted, provides, sign) else { return };
         let disk = &*self.options.disk;
         let has_constants = || manifest.constants.iter().all(|it| disk.stat(&self.layout.weight(&it.digest())).is_ok());
         if winner == self.bytes || !has_constants() {

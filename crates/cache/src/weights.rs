@@ -10,7 +10,7 @@ use precast_program::ArtifactStore;
 use precast_program::store::StoreError;
 use precast_tensor::{DType, Digest, Tensor};
 
-use crate::disk::{Answer, Call, Disk, DiskError};
+use crate::disk::{self, Answer, Call, Disk, DiskError};
 use crate::layout::Layout;
 use crate::miss::{Event, Miss};
 use crate::options::EventSink;
@@ -115,7 +115,13 @@ impl WeightStore {
                     break;
                 }
                 Err(Miss::Corrupt { .. } | Miss::Absent { .. }) => {}
-                Err(Miss::Unavailable { .. } | Miss::Incompatible { .. }) => break,
+                // The copy in memory serves as well.
+                Err(Miss::Unavailable { call, errno, message }) => {
+                    let doing = "mapping a constant";
+                    (self.0.events)(&Event::Unavailable { doing, call, errno, message });
+                    break;
+                }
+                Err(Miss::Incompatible { .. }) => break,
             }
         }
         Ok(added)
@@ -138,7 +144,8 @@ impl WeightStore {
     pub(crate) fn read(&self, digest: &Digest) -> Result<Tensor, Miss> {
         let Some(files) = &self.0.files else { return Err(Miss::absent()) };
         let path = files.layout.weight(digest);
-        let bytes = if files.is_network { files.disk.read(&path)? } else { files.disk.map(&path)? };
+        let open = || if files.is_network { files.disk.read(&path) } else { files.disk.map(&path) };
+        let bytes = disk::open_fresh(open)?;
         let miss = match parse(digest, bytes) {
             Ok(tensor) => return Ok(tensor),
             Err(miss) => miss,

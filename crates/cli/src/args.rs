@@ -243,6 +243,9 @@ pub struct PerfArgs {
     /// Keep compiled Programs in this folder and take them from there
     #[arg(long, value_name = "DIR", requires = "max_batch")]
     pub cache: Option<PathBuf>,
+    /// Signatures of the cache.
+    #[command(flatten)]
+    pub signing: SigningArgs,
     /// Time to run before measuring, in milliseconds
     #[arg(long = "warmUp", alias = "warm-up", value_name = "MS", default_value_t = 500)]
     pub warm_up: u64,
@@ -260,9 +263,23 @@ pub struct PerfArgs {
     pub inputs: InputArgs,
 }
 
+/// Signatures of a cache.
+#[derive(Args)]
+pub struct SigningArgs {
+    /// Sign what is put into the cache with this Ed25519 private key (PEM)
+    #[arg(long, global = true, value_name = "FILE")]
+    pub sign_key: Option<PathBuf>,
+    /// Take only what is signed by one of these Ed25519 public keys (PEM)
+    #[arg(long, global = true, value_name = "FILE")]
+    pub require_signed: Option<PathBuf>,
+}
+
 /// Arguments of `cache`.
 #[derive(Args)]
 pub struct CacheArgs {
+    /// Signatures.
+    #[command(flatten)]
+    pub signing: SigningArgs,
     /// What to do.
     #[command(subcommand)]
     pub verb: CacheVerb,
@@ -275,9 +292,59 @@ pub enum CacheVerb {
     Ls {
         /// Folder of the cache
         dir: PathBuf,
+        /// List the constants instead: each is stored once, however many Programs name it
+        #[arg(long)]
+        bytes: bool,
     },
     /// Show what one Program was compiled from and for
     Show {
+        /// Folder of the cache
+        dir: PathBuf,
+        /// First digits of its key
+        key: String,
+    },
+    /// Say for each Bucket of a model whether the cache has it, and if not what differs from the nearest entry
+    Why {
+        /// Folder of the cache
+        dir: PathBuf,
+        /// The model, or the first digits of a key
+        subject: PathBuf,
+        /// Which Buckets; needed for a model
+        #[command(flatten)]
+        ladder: LadderArgs,
+    },
+    /// Show the fields in which two Programs differ
+    Diff {
+        /// Folder of the cache
+        dir: PathBuf,
+        /// First digits of a key
+        one: String,
+        /// First digits of another
+        other: String,
+    },
+    /// Compile every Bucket of a model that the cache does not have
+    Warm {
+        /// Folder of the cache; made if it is missing
+        dir: PathBuf,
+        /// The model
+        model: PathBuf,
+        /// Which Buckets
+        #[command(flatten)]
+        ladder: LadderArgs,
+    },
+    /// Copy what a store does not have to it
+    Push(TransferArgs),
+    /// Copy what a folder does not have from a store
+    Pull(TransferArgs),
+    /// Keep a Program from gc
+    Pin {
+        /// Folder of the cache
+        dir: PathBuf,
+        /// First digits of its key
+        key: String,
+    },
+    /// Leave a Program to gc again
+    Unpin {
         /// Folder of the cache
         dir: PathBuf,
         /// First digits of its key
@@ -299,6 +366,32 @@ pub enum CacheVerb {
         #[arg(long)]
         apply: bool,
     },
+}
+
+/// The Buckets of a model.
+#[derive(Args)]
+pub struct LadderArgs {
+    /// Largest size of axis 0
+    #[arg(long, value_name = "N", value_parser = parse_size)]
+    pub max_batch: Option<usize>,
+    /// Which sizes are compiled: pow2:64, fitted:64 or a list such as 1,2,6 [default: powers of two]
+    #[arg(long, value_name = "POLICY")]
+    pub buckets: Option<String>,
+    /// A number for another symbolic dim
+    #[arg(long = "dim", value_name = "NAME=SIZE", value_parser = parse_dim)]
+    pub dims: Vec<(String, usize)>,
+}
+
+/// Between a folder and a store.
+#[derive(Args)]
+pub struct TransferArgs {
+    /// Folder of the cache
+    pub dir: PathBuf,
+    /// The store: a folder, file:///folder, or s3://bucket/path and the like in a build with --features cloud
+    pub url: String,
+    /// An option of the store, such as region=eu-west-1
+    #[arg(long = "store-option", value_name = "NAME=VALUE", value_parser = parse_pair)]
+    pub options: Vec<(String, String)>,
 }
 
 /// Sizes of axis 0.
@@ -342,6 +435,11 @@ fn parse_dim(text: &str) -> Result<(String, usize), String> {
     // Names of dims may be expressions, which may have an equals sign in them; sizes cannot.
     let (name, size) = text.rsplit_once('=').ok_or("NAME=SIZE is expected, as in batch=8")?;
     Ok((name.to_string(), parse_size(size)?))
+}
+
+fn parse_pair(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("NAME=VALUE is expected")?;
+    Ok((name.to_string(), value.to_string()))
 }
 
 fn parse_shape(text: &str) -> Result<(String, Vec<usize>), String> {

@@ -3,6 +3,8 @@
 
 mod args;
 mod cache;
+mod cache_transfer;
+mod cache_why;
 mod check;
 mod compile;
 mod exit;
@@ -81,7 +83,7 @@ fn run_verb(cli: &Cli, cx: &Cx) -> Result<Report, Failure> {
         Verb::Run(args) => run::run(args, &cli.shared, cx),
         Verb::Verify(args) => verify::verify(args, &cli.shared, cx),
         Verb::Perf(args) => perf::perf(args, &cli.shared, cx),
-        Verb::Cache(args) => cache::cache(args),
+        Verb::Cache(args) => cache::cache(args, &cli.shared, cx),
     }
 }
 

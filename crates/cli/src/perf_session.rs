@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use precast::{
-    Argument, BucketPolicy, DimBinds, Fit, Form, InputInfo, ModelSession, Named, Observer, OpenOptions, OutputBuffer,
-    Progress, RunReport, SessionOptions, Tensor, Tier,
+    Argument, BucketPolicy, CacheOptions, DimBinds, Fit, Form, InputInfo, ModelSession, Named, Observer, OpenOptions,
+    OutputBuffer, ProgramCache, Progress, RunReport, SessionOptions, Tensor, Tier,
 };
 use serde_json::{Value, json};
 
 use crate::Cx;
 use crate::args::{InputArgs, PerfArgs, Shared};
+use crate::cache::signing;
 use crate::exit::Failure;
 use crate::fitting::with_inputs;
 use crate::inputs::row_symbols;
@@ -49,11 +50,15 @@ pub fn perf_session(args: &PerfArgs, max_batch: usize, shared: &Shared, cx: &Cx)
             progress: Observer(Some(Arc::new(move |progress: &Progress| observer.show(progress)))),
             ..SessionOptions::default()
         },
-        cache: args.cache.clone(),
         ..OpenOptions::default()
     };
+    let cache_options = match &args.cache {
+        Some(folder) => CacheOptions { sign: signing(&args.signing)?, ..CacheOptions::new(folder) },
+        None => CacheOptions::memory(),
+    };
+    let cache = Arc::new(ProgramCache::open(cache_options).map_err(precast::Error::from)?);
     let begun = Instant::now();
-    let session = ModelSession::open(&model, &open_options)?;
+    let session = ModelSession::open_on(&model, &open_options, cache)?;
     let Some((_, first)) = requests.first() else { return Err(Failure::usage("--batches: no size is given")) };
     let form = session.form(first)?;
     progress.finish();

@@ -37,8 +37,11 @@ pub use dim_bind::{DimBind, DimBinds};
 pub use error::{Error, ErrorKind};
 pub use folder_store::FolderStore;
 pub use model::{DeclaredOutput, InputInfo, Model, ModelSummary};
-pub use open_session::{Form, ModelSession, OpenOptions, batch_symbol};
-pub use precast_cache::{CacheOptions, GcOptions, Mode as CacheMode, ProgramCache};
+pub use open_session::{Form, ModelSession, OpenOptions, batch_symbol, program_records};
+pub use precast_cache::{
+    CacheError, CacheOptions, Event as CacheEvent, Explanation, FieldDiff, GcOptions, KeyRecord, Miss,
+    Mode as CacheMode, Nearest, ProgramCache, ProgramKey, PublicKey, RemoteOptions, SignKey, Signing, Transfer,
+};
 pub use precast_cpu::Isa;
 pub use precast_ir::{Graph, text};
 pub use precast_onnx::{ImportError, ImportOptions, Imported, UnsupportedNode, operators};

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use precast_cache::{CacheOptions, Mode, ProgramCache};
+use precast_cache::{CacheOptions, KeyRecord, Mode, ProgramCache};
 use precast_cpu::{CpuDevice, CpuTarget};
 use precast_onnx::{ImportError, ImportOptions};
-use precast_session::{BucketPolicy, DimOptions, RunReport, Session, SessionOptions};
+use precast_session::{BucketPolicy, DimOptions, RunReport, Session, SessionOptions, Startup};
 use precast_tensor::{Digest, Dim, Tensor};
 
 use crate::dim_bind::DimBinds;
@@ -80,11 +80,11 @@ impl ModelSession {
             Some(folder) => CacheOptions::new(folder),
             None => CacheOptions { mode: Mode::Off, ..CacheOptions::new("") },
         };
-        ModelSession::open_with(model, options, Arc::new(ProgramCache::open(cache)?))
+        ModelSession::open_on(model, options, Arc::new(ProgramCache::open(cache)?))
     }
 
     /// Opens a model on a cache that is open already.
-    pub fn open_with(model: &Model, options: &OpenOptions, cache: Arc<ProgramCache>) -> Result<ModelSession, Error> {
+    pub fn open_on(model: &Model, options: &OpenOptions, cache: Arc<ProgramCache>) -> Result<ModelSession, Error> {
         let runner = &options.runner;
         let session = ModelSession {
             model: model.clone(),
@@ -236,6 +236,20 @@ impl Form {
         };
         self.inputs.iter().map(find).collect()
     }
+}
+
+/// What the Program of each Bucket of a model is found by, in increasing order. Compiles and loads nothing.
+pub fn program_records(model: &Model, options: &OpenOptions) -> Result<Vec<KeyRecord>, Error> {
+    let session = SessionOptions { startup: Startup::Lazy, ..options.session.clone() };
+    let options = OpenOptions { session, ..options.clone() };
+    let opened = ModelSession::open_on(model, &options, Arc::new(ProgramCache::open(CacheOptions::memory())?))?;
+    let forms = opened.forms();
+    let form = forms.first().ok_or_else(|| {
+        Error::Request(
+            "the values of inputs decide the form of the model; its Programs are not known ahead".to_string(),
+        )
+    })?;
+    Ok(form.session.records()?)
 }
 
 /// The symbol of the batch: that of axis 0 of the first input that has one.

@@ -173,10 +173,22 @@ impl Session {
         self.workers.submit(&self.inner, inputs)
     }
 
-    /// Records of the Programs of all Buckets that are known ahead: what the cache files them under.
-    pub fn records(&self) -> Result<Vec<(Bucket, KeyRecord)>, SessionError> {
-        let buckets = self.inner.programs.read(|table| table.ladders.all());
-        buckets.into_iter().map(|bucket| Ok((bucket.clone(), self.inner.bringer.record(&bucket)?.0))).collect()
+    /// What the Program of each Bucket is found by, in increasing order. Loads and compiles nothing.
+    pub fn records(&self) -> Result<Vec<KeyRecord>, SessionError> {
+        let ladders = self.inner.programs.read(|table| table.ladders.clone());
+        let exact: Vec<&str> = (0..self.inner.interface.dims.len())
+            .filter(|&dim| !ladders.is_bucketed(dim))
+            .map(|dim| self.inner.interface.dims[dim].symbol.as_str())
+            .collect();
+        if !exact.is_empty() {
+            return Err(SessionError::Options(format!(
+                "these dims have no number and no Buckets: {}",
+                exact.join(", ")
+            )));
+        }
+        let mut buckets = ladders.all();
+        buckets.sort();
+        buckets.iter().map(|bucket| Ok(self.inner.bringer.record(bucket)?.0)).collect()
     }
 }
 

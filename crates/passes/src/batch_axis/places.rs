@@ -9,6 +9,8 @@ use super::state::{Rows, State, View};
 
 /// Constants of more elements are no sizes.
 const SIZES_MAX: usize = 16;
+/// Constants of more elements are not looked at: indices that exporters build are small.
+const INDICES_MAX: usize = 1 << 20;
 
 /// What is known of the elements of an integer value. Facts about rows hold where the value's state has rows; they are
 /// made from counted numbers only, so the place within a row never depends on which row it is.
@@ -48,13 +50,14 @@ impl Place {
 impl Known {
     /// What is known of a constant.
     pub fn of_constant(tensor: &Tensor) -> Known {
-        if tensor.dtype() != DType::I64 || tensor.len() > SIZES_MAX {
+        if tensor.dtype() != DType::I64 || tensor.len() > INDICES_MAX {
             return Known::Nothing;
         }
-        match tensor.to_i64_vec() {
-            Ok(values) => Known::Sizes(values.into_iter().map(Dim::from).collect()),
-            Err(_) => Known::Nothing,
+        let Ok(values) = tensor.to_i64_vec() else { return Known::Nothing };
+        if values.len() <= SIZES_MAX {
+            return Known::Sizes(values.into_iter().map(Dim::from).collect());
         }
+        range_of(&values).map_or(Known::Nothing, Known::Within)
     }
 
     /// The only element.
@@ -69,15 +72,17 @@ impl Known {
     pub fn place(&self) -> Option<Place> {
         match self {
             Known::Within(place) => Some(place.clone()),
-            Known::Sizes(sizes) => {
-                let numbers: Option<Vec<i64>> = sizes.iter().map(Dim::as_const).collect();
-                let (numbers, stride) = (numbers?, Dim::ZERO);
-                let most = *numbers.iter().max()?;
-                numbers.iter().all(|number| *number >= 0).then(|| Place { stride, span: Dim::from(most) + 1 })
-            }
+            Known::Sizes(sizes) => range_of(&sizes.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>()?),
             Known::Nothing | Known::Tuple(_) => None,
         }
     }
+}
+
+/// The range of numbers that are the same in every row and not negative.
+fn range_of(numbers: &[i64]) -> Option<Place> {
+    let most = *numbers.iter().max()?;
+    let is_counted = numbers.iter().all(|&number| number >= 0) && most < i64::MAX;
+    is_counted.then(|| Place { stride: Dim::ZERO, span: Dim::from(most) + 1 })
 }
 
 /// What is known of the only output of a node; its state says where its rows lie.

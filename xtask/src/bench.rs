@@ -1,0 +1,20 @@
+//! `cargo xtask bench`: measuring against the bars, with peers in processes of their own.
+
+mod session;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+/// What to measure.
+#[derive(Subcommand)]
+pub enum Bench {
+    /// What a Session costs beside the model, and opening from the cache.
+    Session(session::SessionArguments),
+}
+
+/// Measures.
+pub fn run(what: &Bench) -> Result<()> {
+    match what {
+        Bench::Session(arguments) => session::run(arguments),
+    }
+}

@@ -1,0 +1,33 @@
+//! `cargo xtask torture`: trying to break what must never break.
+
+mod cache;
+pub mod cache_child;
+mod cache_crowd;
+mod cache_fault;
+mod cache_key;
+mod cache_kill;
+mod cache_model;
+mod cache_racy;
+mod cache_remote;
+mod cache_s3;
+mod session;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+/// What to torture.
+#[derive(Subcommand)]
+pub enum Torture {
+    /// The Program cache, with kills, crowds, failing disks, colliding keys and racing stores.
+    Cache(cache::TortureCacheArguments),
+    /// Sessions under load: every answer equals the exact-shape run.
+    Session(session::SessionArguments),
+}
+
+/// Tries.
+pub fn run(what: &Torture) -> Result<()> {
+    match what {
+        Torture::Cache(arguments) => cache::run(arguments),
+        Torture::Session(arguments) => session::run(arguments),
+    }
+}
