@@ -32,6 +32,8 @@ pub struct WeightStore(Arc<Inner>);
 struct Inner {
     files: Option<Files>,
     residents: Mutex<BTreeMap<Digest, Resident>>,
+    /// Held while a constant's file is written.
+    writing: Mutex<()>,
     events: EventSink,
 }
 
@@ -62,7 +64,7 @@ struct Resident {
 
 impl WeightStore {
     pub(crate) fn new(files: Option<Files>, events: EventSink) -> WeightStore {
-        WeightStore(Arc::new(Inner { files, residents: Mutex::default(), events }))
+        WeightStore(Arc::new(Inner { files, residents: Mutex::default(), writing: Mutex::default(), events }))
     }
 
     /// Constants in memory or mapped, and their bytes.
@@ -92,6 +94,11 @@ impl WeightStore {
         let Some(files) = &self.0.files else { return Ok(0) };
         let path = files.layout.weight(digest);
         let resident = self.residents().get(digest).cloned();
+        if resident.as_ref().is_some_and(|resident| resident.is_from_file) && files.disk.stat(&path).is_ok() {
+            return Ok(0);
+        }
+        // Buckets that compile at once have most constants in common: one thread writes, the others find the file.
+        let _writing = self.0.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut added = 0;
         // Twice: a file that turns out to be damaged is moved away and written again.
         for _ in 0..2 {

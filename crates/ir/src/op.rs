@@ -335,15 +335,15 @@ macro_rules! functions {
 }
 
 functions! {
-    /// Functions of one element.
+    /// Functions of one element. `logistic` is `sigmoid` where only the absolute error matters.
     UnaryFn {
         Abs "abs", Neg "neg", Sign "sign", Recip "recip", Sqrt "sqrt", Rsqrt "rsqrt", Exp "exp", Expm1 "expm1", Log "log",
         Log1p "log1p", Sin "sin", Cos "cos", Tan "tan", Asin "asin", Acos "acos", Atan "atan", Sinh "sinh", Cosh "cosh",
         Tanh "tanh", Asinh "asinh", Acosh "acosh", Atanh "atanh", Erf "erf", Ceil "ceil", Floor "floor", Round "round",
         Not "not", BitNot "bitnot", IsNan "isnan", IsInf "isinf", Relu "relu", Leaky "leaky", Elu "elu", Selu "selu",
         Celu "celu", GeluErf "gelu_erf", GeluTanh "gelu_tanh", QuickGelu "quick_gelu", Silu "silu", Mish "mish",
-        Sigmoid "sigmoid", HardSigmoid "hard_sigmoid", HardSwish "hard_swish", Softplus "softplus", Softsign "softsign",
-        Shrink "shrink", Thresholded "thresholded", Affine "affine", ScaledTanh "scaled_tanh",
+        Sigmoid "sigmoid", Logistic "logistic", HardSigmoid "hard_sigmoid", HardSwish "hard_swish", Softplus "softplus",
+        Softsign "softsign", Shrink "shrink", Thresholded "thresholded", Affine "affine", ScaledTanh "scaled_tanh",
     }
     /// Functions of two elements. `mod` takes the sign of the divisor, `fmod` that of the dividend.
     BinaryFn {

@@ -238,6 +238,7 @@ impl Node<'_> {
             | UnaryFn::Silu
             | UnaryFn::Mish
             | UnaryFn::Sigmoid
+            | UnaryFn::Logistic
             | UnaryFn::HardSigmoid
             | UnaryFn::HardSwish
             | UnaryFn::Softplus

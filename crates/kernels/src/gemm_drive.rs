@@ -211,7 +211,9 @@ impl Block<'_> {
         // An empty k still writes its zeros and their epilogue.
         let k_blocks = k.div_ceil(K_BLOCK).max(1);
         for k_block in 0..k_blocks {
-            let ks = share(k, k_blocks, k_block);
+            // Full blocks and a shorter last one: other runtimes add in this order, and a quantised model that follows
+            // one of them needs the same bits.
+            let ks = k_block * K_BLOCK..k.min((k_block + 1) * K_BLOCK);
             let b = self.panel_block(ks.clone(), panels.clone(), tiles.len(), b_scratch);
             for tile in tiles.clone() {
                 let rows = share(m, tile_count, tile);

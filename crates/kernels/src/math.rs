@@ -9,9 +9,9 @@ use crate::isa::Exec;
 use crate::simd::{MulAdd, multiversion};
 
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
-/// The high part of ln 2 has 9 significant bits, so that its product with an exponent is exact.
-const LN2_HIGH: f32 = 0.693_359_4;
-const LN2_LOW: f32 = -2.121_944_4e-4;
+/// The high part of ln 2 has 15 significant bits, so that its product with an exponent is exact.
+const LN2_HIGH: f32 = 0.693_145_75;
+const LN2_LOW: f32 = 1.428_606_8e-6;
 /// Adding 1.5 · 2^23 rounds a small float to an integer in its low mantissa bits.
 const ROUND_MAGIC: f32 = 12_582_912.0;
 /// Above this `exp` is infinite, below the other end it is zero.
@@ -39,20 +39,30 @@ pub fn maximum(a: f32, b: f32) -> f32 {
     if a > b || a.is_nan() { a } else { b }
 }
 
-/// `x = n · ln 2 + r`: `n` as an integer, `r`, and `e^r - 1`.
+/// What is left of an exponential once a power of two is taken out.
+struct ReducedExp {
+    /// The exponent of two.
+    n: i32,
+    /// `x - n · ln 2`.
+    r: f32,
+    /// `(e^r - 1 - r) / r²`.
+    tail: f32,
+}
+
+/// Coefficients of `ReducedExp::tail`, highest first. They and those of `erf` come from the answers to
+/// stackoverflow.com/questions/35148198, as in other runtimes: where a quantised model rounds the results to integers,
+/// the same last bit matters more than a better one.
+const EXP_TAIL: [f32; 5] = [1.378_059_4e-3, 8.373_124_5e-3, 4.166_953_6e-2, 1.666_647_2e-1, 4.999_998_5e-1];
+
 #[inline(always)]
-fn reduce_exp<F: MulAdd>(x: f32) -> (i32, f32) {
+fn reduce_exp<F: MulAdd>(x: f32, coefficients: [f32; 5]) -> ReducedExp {
     let shifted = F::mul_add(x, LOG2_E, ROUND_MAGIC);
     let n = shifted - ROUND_MAGIC;
     let r = F::mul_add(n, -LN2_HIGH, x);
     let r = F::mul_add(n, -LN2_LOW, r);
-    let p = F::mul_add(1.987_569_1e-4, r, 1.398_2e-3);
-    let p = F::mul_add(p, r, 8.333_452e-3);
-    let p = F::mul_add(p, r, 4.166_579_6e-2);
-    let p = F::mul_add(p, r, 1.666_666_5e-1);
-    let p = F::mul_add(p, r, 0.5);
-    let p = F::mul_add(p, r * r, r);
-    (shifted.to_bits().wrapping_sub(ROUND_MAGIC.to_bits()) as i32, p)
+    let [first, rest @ ..] = coefficients;
+    let tail = rest.into_iter().fold(first, |tail, coefficient| F::mul_add(tail, r, coefficient));
+    ReducedExp { n: shifted.to_bits().wrapping_sub(ROUND_MAGIC.to_bits()) as i32, r, tail }
 }
 
 /// `2^n` as two factors, since `n` may lie outside the exponents of a normal float.
@@ -66,16 +76,17 @@ fn power_of_two(n: i32) -> (f32, f32) {
 /// e to the `x`.
 #[inline(always)]
 pub fn exp<F: MulAdd>(x: f32) -> f32 {
-    let (n, p) = reduce_exp::<F>(clamp(x, EXP_MIN, EXP_MAX));
+    let ReducedExp { n, r, tail } = reduce_exp::<F>(clamp(x, EXP_MIN, EXP_MAX), EXP_TAIL);
     let (first, second) = power_of_two(n);
-    (p + 1.0) * first * second
+    F::mul_add(F::mul_add(tail, r, 1.0), r, 1.0) * first * second
 }
 
 /// `e^x - 1`, accurate near zero.
 #[inline(always)]
 pub fn expm1<F: MulAdd>(x: f32) -> f32 {
     // Below -20 the result is -1; the clamp also keeps 1/second finite.
-    let (n, p) = reduce_exp::<F>(clamp(x, -20.0, EXP_MAX));
+    let ReducedExp { n, r, tail } = reduce_exp::<F>(clamp(x, -20.0, EXP_MAX), EXP_TAIL);
+    let p = F::mul_add(tail, r * r, r);
     let (first, second) = power_of_two(n);
     let one_over_second = f32::from_bits(254_u32.wrapping_shl(23).wrapping_sub(second.to_bits()));
     let sum = F::mul_add(first, p, first - one_over_second) * second;
@@ -140,37 +151,36 @@ fn reduce_angle(x: f32) -> (i32, f32) {
 
 /// Sine (`shift` 0) or cosine (`shift` 1).
 #[inline(always)]
-fn sin_shifted<F: MulAdd>(x: f32, shift: i32) -> f32 {
+fn sin_shifted(x: f32, shift: i32) -> f32 {
     let (quadrant, r) = reduce_angle(x);
     let quadrant = quadrant.wrapping_add(shift);
     let z = r * r;
-    let s = F::mul_add(-1.951_529_6e-4, z, 8.332_161e-3);
-    let s = F::mul_add(s, z, -1.666_665_5e-1);
-    let s = F::mul_add(s * z, r, r).copysign(r);
-    let c = F::mul_add(2.443_315_7e-5, z, -1.388_731_6e-3);
-    let c = F::mul_add(c, z, 4.166_664_6e-2);
-    let c = F::mul_add(c, z * z, F::mul_add(z, -0.5, 1.0));
+    // Two roundings a step, not one: these are Eigen's polynomials, whose bits other runtimes have.
+    let s = (-1.959_234e-4 * z + 8.332_687e-3) * z - 1.666_666_2e-1;
+    let s = (s * z * r + r).copysign(r);
+    let c = ((2.437_226_6e-5 * z - 1.388_652e-3) * z + 4.166_662e-2) * z - 0.5;
+    let c = c * z + 1.0;
     let value = if quadrant & 1 == 0 { s } else { c };
     f32::from_bits(value.to_bits() ^ (((quadrant & 2) as u32) << 30))
 }
 
 /// Sine of |x| ≤ `SIN_ARGUMENT_MAX`; anything beyond is for `sin_row`.
 #[inline(always)]
-pub fn sin<F: MulAdd>(x: f32) -> f32 {
-    sin_shifted::<F>(x, 0)
+pub fn sin(x: f32) -> f32 {
+    sin_shifted(x, 0)
 }
 
 /// Cosine of |x| ≤ `SIN_ARGUMENT_MAX`; anything beyond is for `cos_row`.
 #[inline(always)]
-pub fn cos<F: MulAdd>(x: f32) -> f32 {
-    sin_shifted::<F>(x, 1)
+pub fn cos(x: f32) -> f32 {
+    sin_shifted(x, 1)
 }
 
 /// Sine of any values: those out of the reach of `sin` are done again one by one.
 #[inline(always)]
 pub fn sin_row<F: MulAdd>(source: &[f32], target: &mut [f32]) {
     for (y, &x) in target.iter_mut().zip(source) {
-        *y = sin::<F>(x);
+        *y = sin(x);
     }
     correct_far(source, target, |x| f64::from(x).sin() as f32);
 }
@@ -179,7 +189,7 @@ pub fn sin_row<F: MulAdd>(source: &[f32], target: &mut [f32]) {
 #[inline(always)]
 pub fn cos_row<F: MulAdd>(source: &[f32], target: &mut [f32]) {
     for (y, &x) in target.iter_mut().zip(source) {
-        *y = cos::<F>(x);
+        *y = cos(x);
     }
     correct_far(source, target, |x| f64::from(x).cos() as f32);
 }
@@ -216,6 +226,25 @@ pub fn sigmoid<F: MulAdd>(x: f32) -> f32 {
     numerator / (1.0 + e)
 }
 
+/// `1 / (1 + e^-x)` within 2^-22, by Eigen's quotient of polynomials: without an exponential, and with the bits of other
+/// runtimes, but below zero without relative accuracy.
+#[inline(always)]
+pub fn logistic<F: MulAdd>(x: f32) -> f32 {
+    // Beyond these the nearest float is 0 or 1, give or take that error.
+    let t = clamp(x, -18.0, 18.0);
+    let s = t * t;
+    let p = F::mul_add(s, 4.370_31e-11, 1.156_273_2e-7);
+    let p = F::mul_add(p, s, 6.085_749e-5);
+    let p = F::mul_add(p, s, 8.513_771e-3);
+    let p = F::mul_add(p, s, 2.482_879_5e-1) * t;
+    let q = F::mul_add(s, 6.102_473_7e-13, 5.761_021_4e-9);
+    let q = F::mul_add(q, s, 6.291_068e-6);
+    let q = F::mul_add(q, s, 1.701_988_2e-3);
+    let q = F::mul_add(q, s, 1.168_176_5e-1);
+    let q = F::mul_add(q, s, 9.931_519e-1);
+    clamp(p / q + 0.5, 0.0, 1.0)
+}
+
 /// `x · sigmoid(x)`.
 #[inline(always)]
 pub fn silu<F: MulAdd>(x: f32) -> f32 {
@@ -227,27 +256,31 @@ pub fn silu<F: MulAdd>(x: f32) -> f32 {
 #[inline(always)]
 pub fn erf<F: MulAdd>(x: f32) -> f32 {
     /// Where the odd polynomial hands over to the exponential of one.
-    const SMALL_MAX: f32 = 0.927_734_4;
-    let t = x.abs();
-    let s = x * x;
-    let p = F::mul_add(-5.967_617e-4, s, 4.991_194_2e-3);
-    let p = F::mul_add(p, s, -2.676_813_5e-2);
-    let p = F::mul_add(p, s, 1.128_199_25e-1);
-    let p = F::mul_add(p, s, -3.761_253_4e-1);
-    let p = F::mul_add(p, s, 1.283_791_7e-1);
-    let small = F::mul_add(p, x, x);
-    // From 3.92 on the nearest float is 1; the polynomial is good to 4.
-    let t = clamp(t, 0.0, 4.0);
+    const SMALL_MAX: f32 = 0.921_875;
+    /// From here on the nearest float is 1.
+    const ONE_MIN: f32 = 3.925;
+    /// The exponential of that answer, not the later one of `exp`.
+    const EXP_TAIL: [f32; 5] = [1.383_198_1e-3, 8.375_5e-3, 4.166_895e-2, 1.666_644_7e-1, 4.999_998_5e-1];
+    let t = clamp(x.abs(), 0.0, ONE_MIN);
     let s = t * t;
-    let q = F::mul_add(-1.728_534_7e-5, t, 3.831_971_3e-4);
-    let u = F::mul_add(-3.883_964_4e-3, t, 2.425_462_2e-2);
-    let q = F::mul_add(q, s, u);
-    let q = F::mul_add(q, t, -1.067_778_8e-1);
-    let q = F::mul_add(q, t, -6.348_467e-1);
-    let q = F::mul_add(q, t, -1.287_175_1e-1);
-    let q = F::mul_add(q, t, -t);
-    let large = (1.0 - exp::<F>(q)).copysign(x);
-    if x.abs() > SMALL_MAX { large } else { small }
+    let p = F::mul_add(-5.991_049_7e-4, s, 4.993_396e-3);
+    let p = F::mul_add(p, s, -2.676_673_4e-2);
+    let p = F::mul_add(p, s, 1.128_180_25e-1);
+    let p = F::mul_add(p, s, -3.761_248_6e-1);
+    let p = F::mul_add(p, s, 1.283_791_5e-1);
+    let small = F::mul_add(p, t, t);
+    let q = F::mul_add(1.729_489_3e-5, t, -3.832_086_8e-4);
+    let q = F::mul_add(q, t, 3.883_934_3e-3);
+    let q = F::mul_add(q, t, -2.425_456e-2);
+    let q = F::mul_add(q, t, 1.067_778_5e-1);
+    let q = F::mul_add(q, t, 6.348_467e-1);
+    let q = F::mul_add(q, t, 1.287_175_1e-1);
+    let q = F::mul_add(q, t, t);
+    let ReducedExp { n, r, tail } = reduce_exp::<F>(-q, EXP_TAIL);
+    // q is below 17, so one normal power of two is enough.
+    let power = f32::from_bits((n.wrapping_add(127) as u32) << 23);
+    let large = 1.0 - F::mul_add(F::mul_add(tail, r, 1.0), r, 1.0) * power;
+    (if t > SMALL_MAX { large } else { small }).copysign(x)
 }
 
 /// `x · Φ(x)` with the normal distribution function Φ: the exact GELU, with full relative accuracy on both sides.

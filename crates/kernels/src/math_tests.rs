@@ -15,6 +15,7 @@ enum Function {
     Cos,
     Tanh,
     Sigmoid,
+    Logistic,
     Erf,
     Gelu,
     GeluTanh,
@@ -39,6 +40,7 @@ multiversion! {
             Function::Cos => cos_row::<F>(source, target),
             Function::Tanh => map(target, tanh::<F>),
             Function::Sigmoid => map(target, sigmoid::<F>),
+            Function::Logistic => map(target, logistic::<F>),
             Function::Erf => map(target, erf::<F>),
             Function::Gelu => map(target, gelu::<F>),
             Function::GeluTanh => map(target, gelu_tanh::<F>),
@@ -60,7 +62,7 @@ fn in_f64(function: Function, x: f64) -> f64 {
         Function::Sin => x.sin(),
         Function::Cos => x.cos(),
         Function::Tanh => x.tanh(),
-        Function::Sigmoid => sigmoid(x),
+        Function::Sigmoid | Function::Logistic => sigmoid(x),
         Function::Erf => erf64(x),
         Function::Gelu => {
             let tail = 0.5 * erfc(x.abs() * std::f64::consts::FRAC_1_SQRT_2);
@@ -141,6 +143,20 @@ fn gelus_are_accurate_relative_to_their_result() {
             let (error, x) = worst(isa, function, &values);
             println!("{isa:?} {function:?}: {error:.2} ulp at {x:e}");
             assert!(error <= 256.0, "{isa:?} {function:?}({x:e}): {error} ulp");
+        }
+    }
+}
+
+#[test]
+fn logistic_is_accurate_relative_to_one() {
+    let values = sweep();
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+        let mut results = vec![0.0; values.len()];
+        apply(isa, Function::Logistic, &values, &mut results);
+        for (&x, &y) in values.iter().zip(&results) {
+            let expected = in_f64(Function::Logistic, f64::from(x));
+            let is_near = (f64::from(y) - expected).abs() <= 2.0 * f64::from(f32::EPSILON);
+            assert!(is_near || x.is_nan() && y.is_nan(), "{isa:?} logistic({x:e}) = {y:e}");
         }
     }
 }

@@ -6,8 +6,8 @@
 use crate::isa::Exec;
 use crate::math;
 use crate::pool::SharedMut;
-use crate::row_sum::sum_of;
-use crate::simd::{multiversion, rows_per_task};
+use crate::row_sum::{narrow_sum, sum_of, wide_sum};
+use crate::simd::{MulAdd, multiversion, rows_per_task};
 
 /// Cost of an element relative to an addition.
 const WEIGHT: usize = 3;
@@ -162,18 +162,21 @@ fn for_each_row(
     });
 }
 
+/// `1 / sqrt(mean((x - centre)²) + epsilon)` of a row. Every step is rounded to f32, for the reason `row_sum.rs` gives.
 #[inline(always)]
-fn moments_of(row: &[f32], epsilon: f32) -> (f32, f32) {
-    let count = row.len() as f64;
-    let mean = (sum_of(row, |x| x) / count) as f32;
-    let variance = sum_of(row, |x| (x - mean) * (x - mean)) / count;
-    (mean, (1.0 / (variance + f64::from(epsilon)).sqrt()) as f32)
+fn inverse_deviation<F: MulAdd>(row: &[f32], centre: f32, epsilon: f32) -> f32 {
+    let square_sum = narrow_sum(row, |sum, x| F::mul_add(x - centre, x - centre, sum)) as f32;
+    let mean_square = square_sum / row.len() as f32;
+    1.0 / (mean_square + epsilon).sqrt()
 }
 
 multiversion! {
-    /// The mean and the inverse deviation of a row.
-    fn moments<F: MulAdd>(row: &[f32], epsilon: f32) -> (f32, f32) {
-        moments_of(row, epsilon)
+    /// The mean and the inverse deviation of a group, which may be a whole image: sums in many accumulators.
+    fn moments<F: MulAdd>(group: &[f32], epsilon: f32) -> (f32, f32) {
+        let count = group.len() as f64;
+        let mean = (sum_of(group, |x| x) / count) as f32;
+        let variance = sum_of(group, |x| (x - mean) * (x - mean)) / count;
+        (mean, (1.0 / (variance + f64::from(epsilon)).sqrt()) as f32)
     }
 
     fn normalise<F: MulAdd>(x: &[f32], mean: f32, scale: f32, bias: f32, y: &mut [f32]) {
@@ -189,7 +192,8 @@ multiversion! {
         epsilon: f32,
         y: &mut [f32],
     ) -> (f32, f32) {
-        let (mean, inverse) = moments_of(x, epsilon);
+        let mean = (wide_sum(x) / x.len() as f64) as f32;
+        let inverse = inverse_deviation::<F>(x, mean, epsilon);
         match (scale, bias) {
             (Some(scale), Some(bias)) => {
                 for (((y, &x), &scale), &bias) in y.iter_mut().zip(x).zip(scale).zip(bias) {
@@ -216,8 +220,7 @@ multiversion! {
     }
 
     fn rms_norm_row<F: MulAdd>(x: &[f32], scale: Option<&[f32]>, epsilon: f32, y: &mut [f32]) {
-        let square = sum_of(x, |x| x * x) / x.len() as f64;
-        let inverse = (1.0 / (square + f64::from(epsilon)).sqrt()) as f32;
+        let inverse = inverse_deviation::<F>(x, 0.0, epsilon);
         match scale {
             Some(scale) => {
                 for ((y, &x), &scale) in y.iter_mut().zip(x).zip(scale) {

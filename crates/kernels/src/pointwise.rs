@@ -136,6 +136,8 @@ pub enum UnaryKernel {
     Silu,
     Mish,
     Sigmoid,
+    /// `Sigmoid` where only the absolute error matters.
+    Logistic,
     HardSigmoid,
     HardSwish,
     Softplus,

@@ -83,6 +83,7 @@ multiversion! {
             UnaryKernel::Silu => map(src, dst, math::silu::<F>),
             UnaryKernel::Mish => map(src, dst, math::mish::<F>),
             UnaryKernel::Sigmoid => map(src, dst, math::sigmoid::<F>),
+            UnaryKernel::Logistic => map(src, dst, math::logistic::<F>),
             UnaryKernel::HardSigmoid => map(src, dst, |x| math::hard_sigmoid::<F>(x, alpha, beta)),
             UnaryKernel::HardSwish => map(src, dst, math::hard_swish::<F>),
             UnaryKernel::Softplus => map(src, dst, math::softplus::<F>),

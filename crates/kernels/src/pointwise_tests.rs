@@ -173,6 +173,7 @@ fn unary_functions_match_f64() {
         (UnaryKernel::Silu, 0.0, 0.0, |x| x / (1.0 + (-x).exp())),
         (UnaryKernel::Mish, 0.0, 0.0, |x| x * x.exp().ln_1p().tanh()),
         (UnaryKernel::Sigmoid, 0.0, 0.0, |x| 1.0 / (1.0 + (-x).exp())),
+        (UnaryKernel::Logistic, 0.0, 0.0, |x| 1.0 / (1.0 + (-x).exp())),
         (UnaryKernel::HardSigmoid, 0.25, 0.5, |x| (0.25 * x + 0.5).clamp(0.0, 1.0)),
         (UnaryKernel::HardSwish, 0.0, 0.0, |x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0)),
         (UnaryKernel::Softplus, 0.0, 0.0, |x| x.exp().ln_1p()),

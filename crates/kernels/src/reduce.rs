@@ -6,7 +6,7 @@
 use crate::isa::Exec;
 use crate::math;
 use crate::pool::SharedMut;
-use crate::row_sum::{CHAIN_MAX, combine, sum_of};
+use crate::row_sum::{CHAIN_MAX, NARROW_MAX, combine, narrow_sum, sum_of};
 use crate::simd::{multiversion, rows_per_task};
 
 /// Columns that are carried along the axis together.
@@ -264,6 +264,11 @@ fn for_each_strip<T: Send>(
 }
 
 #[inline(always)]
+fn plain_sum(row: &[f32]) -> f64 {
+    if row.len() <= NARROW_MAX { narrow_sum(row, |sum, x| sum + x) } else { sum_of(row, |x| x) }
+}
+
+#[inline(always)]
 fn square(x: f32) -> f32 {
     x * x
 }
@@ -271,8 +276,8 @@ fn square(x: f32) -> f32 {
 multiversion! {
     fn reduce_row<F: MulAdd>(kernel: ReduceKernel, row: &[f32]) -> f32 {
         match kernel {
-            ReduceKernel::Sum => sum_of(row, |x| x) as f32,
-            ReduceKernel::Mean => (sum_of(row, |x| x) / row.len() as f64) as f32,
+            ReduceKernel::Sum => plain_sum(row) as f32,
+            ReduceKernel::Mean => (plain_sum(row) / row.len() as f64) as f32,
             ReduceKernel::Prod => combine(row, 1.0, |a, b| a * b),
             ReduceKernel::Max => combine(row, f32::NEG_INFINITY, math::maximum),
             ReduceKernel::Min => combine(row, f32::INFINITY, math::minimum),

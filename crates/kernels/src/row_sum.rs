@@ -1,5 +1,8 @@
 //! Sums over rows, in many short chains: no f32 accumulator takes more than 256 successive additions, and the sums of
 //! blocks are added in f64. The order depends on the length only.
+//!
+//! Where other runtimes agree on an order, as in softmax and layer norm, it is theirs: a quantised model rounds what
+//! follows to integers, and one that is off by one grows from layer to layer.
 
 /// Independent accumulators of a row: two vectors of 512 bits.
 pub(crate) const LANES: usize = 32;
@@ -7,6 +10,10 @@ pub(crate) const LANES: usize = 32;
 pub(crate) const CHAIN_MAX: usize = 256;
 /// Elements that go to one set of accumulators.
 const BLOCK: usize = LANES * CHAIN_MAX;
+/// Accumulators of `narrow_sum`.
+const NARROW_LANES: usize = 8;
+/// Elements up to which `narrow_sum` is one block; beyond, the order of others is too inaccurate to follow.
+pub(crate) const NARROW_MAX: usize = NARROW_LANES * CHAIN_MAX;
 
 /// The sum of `term` over a row.
 #[inline(always)]
@@ -28,11 +35,12 @@ pub(crate) fn sum_of(row: &[f32], term: impl Fn(f32) -> f32) -> f64 {
     total
 }
 
-/// Writes `term` of each element and gives the sum of what it wrote.
+/// Writes `term` of each element and gives the sum of what it wrote, in the order of softmax: one vector of 512 bits.
 #[inline(always)]
 pub(crate) fn write_sum_of(row: &[f32], target: &mut [f32], term: impl Fn(f32) -> f32) -> f64 {
+    const LANES: usize = 16;
     let mut total = 0.0;
-    for (block, target) in row.chunks(BLOCK).zip(target.chunks_mut(BLOCK)) {
+    for (block, target) in row.chunks(LANES * CHAIN_MAX).zip(target.chunks_mut(LANES * CHAIN_MAX)) {
         let mut lanes = [0.0; LANES];
         let (groups, rest) = block.as_chunks::<LANES>();
         let (target_groups, target_rest) = target.as_chunks_mut::<LANES>();
@@ -48,7 +56,43 @@ pub(crate) fn write_sum_of(row: &[f32], target: &mut [f32], term: impl Fn(f32) -
             *y = value;
             *lane += value;
         }
-        total += fold(&lanes, |a, b| a + b);
+        let [a, b, c, d, e, f, g, h] = std::array::from_fn(|lane| lanes[lane] + lanes[lane + LANES / 2]);
+        total += f64::from(((a + b) + (c + d)) + ((e + f) + (g + h)));
+    }
+    total
+}
+
+/// The sum of a row in f64, as the mean of a layer norm needs it: an error of the mean comes back in every difference.
+#[inline(always)]
+pub(crate) fn wide_sum(row: &[f32]) -> f64 {
+    const LANES: usize = 16;
+    let mut lanes = [0.0; LANES];
+    let (groups, rest) = row.as_chunks::<LANES>();
+    for group in groups {
+        for (lane, &x) in lanes.iter_mut().zip(group) {
+            *lane += f64::from(x);
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane += f64::from(x);
+    }
+    lanes.iter().sum()
+}
+
+/// A sum in the order of layer norm and of short reductions: one vector of 256 bits. `add` adds an element to a sum.
+#[inline(always)]
+pub(crate) fn narrow_sum(row: &[f32], add: impl Fn(f32, f32) -> f32) -> f64 {
+    let mut total = 0.0;
+    for block in row.chunks(NARROW_MAX) {
+        let mut lanes = [0.0; NARROW_LANES];
+        let (groups, rest) = block.as_chunks::<NARROW_LANES>();
+        for group in groups {
+            for (lane, &x) in lanes.iter_mut().zip(group) {
+                *lane = add(*lane, x);
+            }
+        }
+        let [a, b, c, d] = std::array::from_fn(|lane| lanes[lane] + lanes[lane + NARROW_LANES / 2]);
+        total += f64::from(rest.iter().fold((a + c) + (b + d), |sum, &x| add(sum, x)));
     }
     total
 }

@@ -1,17 +1,19 @@
 //! What follows a convolution or a product with constant weights, and only reads its result once, joins it: a bias a column,
-//! one residual of the same shape, one activation, in this order.
+//! one residual of the same shape, one activation, in this order. A product of computed operands takes a constant factor.
 
 use precast_ir::graph::{GraphCopy, GraphError};
 use precast_ir::op::{BinaryFn, Fused, UnaryFn};
 use precast_ir::{Graph, Node, NodeId, Op, ValueId};
 use precast_tensor::DType;
 
+use crate::pattern::{beside_constant, binary};
 use crate::pipeline::{Class, Pass, PassOptions};
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "fuse_epilogues",
-    doc: "relu(conv(x, W, b) + r) → fused { conv, add, relu }; the same for matmul(x, W) + b",
+    doc: "relu(conv(x, W, b) + r) → fused { conv, add, relu }; the same for matmul(x, W) + b; \
+          matmul(x, y) · a → fused { matmul, mul }, a a constant number",
     class: Class::Exact,
     run: fuse_epilogues,
 };
@@ -88,6 +90,9 @@ pub(crate) fn single_consumers(graph: &Graph) -> Vec<Option<NodeId>> {
 /// Nodes that join the conv or matmul at `root`, itself first. Empty if it is neither.
 fn chain_from(graph: &Graph, consumers: &[Option<NodeId>], root: NodeId) -> Vec<NodeId> {
     let node = graph.node(root);
+    if is_product_of_computed(graph, node) {
+        return [root].into_iter().chain(scale_of(graph, consumers, node)).collect();
+    }
     if !is_root(graph, node) {
         return Vec::new();
     }
@@ -120,6 +125,20 @@ fn chain_from(graph: &Graph, consumers: &[Option<NodeId>], root: NodeId) -> Vec<
         value = next.outputs[0];
     }
     chain
+}
+
+fn is_product_of_computed(graph: &Graph, node: &Node) -> bool {
+    matches!(node.op, Op::Matmul(_))
+        && graph.ty(node.outputs[0]).dtype == DType::F32
+        && node.inputs.iter().all(|&operand| graph.constant(operand).is_none())
+}
+
+/// The node that multiplies a product by a constant number.
+fn scale_of(graph: &Graph, consumers: &[Option<NodeId>], product: &Node) -> Option<NodeId> {
+    let consumer = consumers[product.outputs[0].0 as usize]?;
+    let next = graph.node(consumer);
+    let (value, _) = beside_constant(graph, binary(next, BinaryFn::Mul)?)?;
+    (value == product.outputs[0] && graph.ty(next.outputs[0]) == graph.ty(value)).then_some(consumer)
 }
 
 fn is_root(graph: &Graph, node: &Node) -> bool {

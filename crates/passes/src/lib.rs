@@ -8,10 +8,13 @@ pub mod fold_constants;
 pub mod fold_scales;
 pub mod fuse_epilogues;
 pub mod fuse_pointwise;
+pub mod hoist_scales;
 pub mod merge_equal;
 pub mod merge_transposes;
+mod pattern;
 pub mod pipeline;
 pub mod recognise_activations;
+pub mod recognise_norms;
 pub mod remove_identities;
 pub mod resolve_dims;
 

@@ -6,8 +6,8 @@ use precast_ir::verify::verify;
 use thiserror::Error;
 
 use crate::{
-    fold_constants, fold_scales, fuse_epilogues, fuse_pointwise, merge_equal, merge_transposes, recognise_activations,
-    remove_identities, resolve_dims,
+    fold_constants, fold_scales, fuse_epilogues, fuse_pointwise, hoist_scales, merge_equal, merge_transposes,
+    recognise_activations, recognise_norms, remove_identities, resolve_dims,
 };
 
 /// One Graph-to-Graph step that keeps the meaning.
@@ -61,10 +61,13 @@ pub const CANONICAL: &[Pass] = &[
 
 /// Canonical to fused form, for Graphs whose dims are numbers.
 pub const FUSED: &[Pass] = &[
+    // Before transposes merge: a scale may stand between one and its matmul.
+    hoist_scales::PASS,
     merge_transposes::PASS,
     // Before epilogues are fused: a scale in the weights needs no epilogue.
     fold_scales::PASS,
     recognise_activations::PASS,
+    recognise_norms::PASS,
     // Folding the scales made new constants.
     fold_constants::PASS,
     remove_identities::PASS,

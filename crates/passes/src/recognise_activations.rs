@@ -1,76 +1,61 @@
 //! Activations that exporters spell out become the one op that they are.
 
 use precast_ir::graph::{GraphCopy, GraphError};
-use precast_ir::op::{BinaryFn, Unary, UnaryFn};
+use precast_ir::op::{Binary, BinaryFn, Unary, UnaryFn};
 use precast_ir::{Graph, Node, Op, ValueId};
+use precast_tensor::{DType, Tensor};
 
+use crate::pattern::{beside_number, binary, is_number, made_by, made_by_unary};
 use crate::pipeline::{Class, Pass, PassOptions};
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "recognise_activations",
-    doc: "x · sigmoid(x) → silu(x); x · clamp(x + 3, 0, 6) / 6 → hard_swish(x); x · (1 + erf(x/√2)) / 2 → gelu_erf(x)",
+    doc: "x · sigmoid(x) → silu(x); x · clamp(x + 3, 0, 6) / 6 → hard_swish(x); x · (1 + erf(x/√2)) / 2 → gelu_erf(x); \
+          in quantised graphs instead sigmoid(x) → logistic(x), erf(x/√2) → erf(x·√½)",
     class: Class::Rounding,
     run: recognise_activations,
 };
 
 fn recognise_activations(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+    let is_quantised = graph.nodes().iter().any(|node| matches!(node.op, Op::Quantize(_)));
     let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
-        let found = silu(graph, node).or_else(|| hard_swish(graph, node)).or_else(|| gelu(graph, node));
-        match found {
+        let found = if is_quantised { None } else { silu(graph, node).or_else(|| gelu(graph, node)) };
+        match found.or_else(|| hard_swish(graph, node)) {
             Some((op, x)) if graph.ty(x) == graph.ty(node.outputs[0]) => {
                 let x = copy.get(x);
                 let output = copy.new.add(op, &[x], &node.provenance)?;
                 copy.set(node.outputs[0], output);
             }
+            _ if is_quantised => spell_out(graph, node, &mut copy)?,
             _ => copy.node(node)?,
         }
     }
     Ok(copy.finish())
 }
 
-/// The operands of a binary function, if the node is one.
-fn binary(node: &Node, func: BinaryFn) -> Option<(ValueId, ValueId)> {
-    match &node.op {
-        Op::Binary(op) if op.func == func => Some((node.inputs[0], node.inputs[1])),
-        _ => None,
+/// Copies a node of a quantised graph, whose activations stay spelled out in the form that other runtimes compute:
+/// erf(x / √2) as erf(x · √½), sigmoid as logistic. gelu_erf and silu keep more digits below zero, but a quantised model
+/// rounds what follows to integers: a last bit other than the model was made with grows from layer to layer.
+fn spell_out(graph: &Graph, node: &Node, copy: &mut GraphCopy<'_>) -> Result<(), GraphError> {
+    let Op::Unary(unary) = &node.op else { return copy.node(node) };
+    if graph.ty(node.outputs[0]).dtype != DType::F32 {
+        return copy.node(node);
     }
-}
-
-/// The operands of the binary function that makes a value.
-fn made_by(graph: &Graph, value: ValueId, func: BinaryFn) -> Option<(ValueId, ValueId)> {
-    binary(graph.producer(value)?.0, func)
-}
-
-/// The operand of the unary function that makes a value.
-fn made_by_unary(graph: &Graph, value: ValueId, func: UnaryFn) -> Option<ValueId> {
-    let (node, _) = graph.producer(value)?;
-    match &node.op {
-        Op::Unary(op) if op.func == func => Some(node.inputs[0]),
-        _ => None,
+    let divided = made_by(graph, node.inputs[0], BinaryFn::Div);
+    match (unary.func, divided) {
+        (UnaryFn::Sigmoid, _) => copy.node_as(node, Unary { func: UnaryFn::Logistic, ..unary.clone() }.into()),
+        (UnaryFn::Erf, Some((x, root))) if is_number(graph, root, std::f64::consts::SQRT_2) => {
+            let factor = copy.new.add_constant(Tensor::scalar(std::f32::consts::FRAC_1_SQRT_2));
+            let x = copy.get(x);
+            let scaled = copy.new.add(Binary { func: BinaryFn::Mul }, &[x, factor], &node.provenance)?;
+            let output = copy.new.add(node.op.clone(), &[scaled], &node.provenance)?;
+            copy.set(node.outputs[0], output);
+            Ok(())
+        }
+        _ => copy.node(node),
     }
-}
-
-/// Whether a value is a one-element constant equal to `number` as its element type writes it.
-fn is_number(graph: &Graph, value: ValueId, number: f64) -> bool {
-    let Some(tensor) = graph.constant(value) else { return false };
-    if tensor.len() != 1 {
-        return false;
-    }
-    let rounded = match precast_tensor::Tensor::from_f64(tensor.dtype(), Vec::new(), &[number], false) {
-        Ok(rounded) => rounded.to_f64_vec()[0],
-        Err(_) => return false,
-    };
-    tensor.to_f64_vec()[0] == rounded
-}
-
-/// The other operand where one of two is the number.
-fn beside_number(graph: &Graph, operands: (ValueId, ValueId), number: f64) -> Option<ValueId> {
-    if is_number(graph, operands.1, number) {
-        return Some(operands.0);
-    }
-    is_number(graph, operands.0, number).then_some(operands.1)
 }
 
 fn silu(graph: &Graph, node: &Node) -> Option<(Unary, ValueId)> {

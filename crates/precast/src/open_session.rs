@@ -61,10 +61,13 @@ pub struct ModelSession {
     /// Inputs whose values decide the form of the model, beside those that are frozen; learned from it.
     deciding: Mutex<BTreeSet<String>>,
     /// Forms by the values of those inputs.
-    forms: RwLock<BTreeMap<Vec<(String, Digest)>, Arc<Form>>>,
+    forms: RwLock<BTreeMap<FormKey, Arc<Form>>>,
     /// Held while a form is opened, so that it is opened once; requests of other forms do not wait for it.
     opening: Mutex<()>,
 }
+
+/// Values of the inputs that decide a form, by name.
+type FormKey = Vec<(String, Digest)>;
 
 /// A model in one form.
 pub struct Form {
@@ -157,16 +160,16 @@ impl ModelSession {
         self.deciding.lock().unwrap_or_else(PoisonError::into_inner).extend(inputs);
     }
 
-    fn keep(&self, key: Vec<(String, Digest)>, form: Form) -> Arc<Form> {
+    fn keep(&self, key: FormKey, form: Form) -> Arc<Form> {
         let mut forms = self.forms.write().unwrap_or_else(PoisonError::into_inner);
         forms.entry(key).or_insert(Arc::new(form)).clone()
     }
 
     /// Values of the inputs that decide the form.
-    fn key(&self, inputs: &[(String, Tensor)]) -> Vec<(String, Digest)> {
+    fn key(&self, inputs: &[(String, Tensor)]) -> FormKey {
         let deciding = self.deciding.lock().unwrap_or_else(PoisonError::into_inner);
         let given = inputs.iter().filter(|(name, _)| deciding.contains(name));
-        let mut key: Vec<(String, Digest)> = given.map(|(name, tensor)| (name.clone(), tensor.digest())).collect();
+        let mut key: FormKey = given.map(|(name, tensor)| (name.clone(), tensor.digest())).collect();
         key.sort();
         key
     }
@@ -175,11 +178,13 @@ impl ModelSession {
         let options = &self.options;
         let declared = self.model.inputs()?;
         let freeze = options.freeze.iter().chain(values).map(|(name, tensor)| (name.clone(), tensor.clone()));
-        let import = ImportOptions {
-            dims: options.dims.iter().map(|(symbol, &number)| (symbol.clone(), Dim::from(number))).collect(),
-            shapes: options.binds.shapes(&declared)?,
-            freeze: freeze.collect(),
-        };
+        let dims: BTreeMap<String, Dim> =
+            options.dims.iter().map(|(symbol, &number)| (symbol.clone(), Dim::from(number))).collect();
+        let mut shapes = options.binds.shapes(&declared)?;
+        for dim in shapes.values_mut().flatten() {
+            *dim = dim.substitute(&|symbol| dims.get(symbol.as_str()).cloned());
+        }
+        let import = ImportOptions { dims, shapes, freeze: freeze.collect() };
         let source = Arc::new(ModelSource::new(&self.model, import, options.runner.passes.clone()));
         let interface = source.interface(&self.target, &self.cache)?;
         let mut session = options.session.clone();

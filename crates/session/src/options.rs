@@ -96,9 +96,12 @@ pub enum ContextWait {
     Reject,
 }
 
+/// What is called with each progress of opening.
+pub type Tell = dyn Fn(&Progress) + Send + Sync;
+
 /// Who is told how opening goes on.
 #[derive(Clone, Default)]
-pub struct Observer(pub Option<Arc<dyn Fn(&Progress) + Send + Sync>>);
+pub struct Observer(pub Option<Arc<Tell>>);
 
 impl fmt::Debug for Observer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

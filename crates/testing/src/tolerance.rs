@@ -13,6 +13,8 @@ use precast_tensor::{DType, Tensor};
 
 /// Error of a transcendental function in f32, in units in the last place.
 const FUNCTION_ULPS: f64 = 4.0;
+/// Absolute error of `logistic`: 2^-22.
+const LOGISTIC_ERROR: f64 = 1.0 / (1 << 22) as f64;
 /// Distance of the smallest f32 numbers: below them rounding is absolute. Functions may miss by a few.
 const SUBNORMAL_STEP: f64 = FUNCTION_ULPS / (1u128 << 100) as f64 / (1u128 << 49) as f64;
 
@@ -164,6 +166,7 @@ fn node_bound(node: &Node, operands: &[Tensor]) -> Bound {
     let dtype = x.dtype();
     let exact = Bound::default();
     match &node.op {
+        Op::Unary(op) if op.func == UnaryFn::Logistic => Bound { absolute: LOGISTIC_ERROR, ..exact },
         Op::Unary(op) => Bound { has_tail: has_tail(op.func), ..Bound::relative(dtype, unary_ulps(op.func)) },
         Op::Binary(op) => Bound::relative(dtype, binary_ulps(op.func)),
         Op::Clamp(_) | Op::Cast(_) => exact,

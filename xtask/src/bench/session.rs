@@ -1,7 +1,7 @@
 //! What a Session costs beside the model: the ultra-fast path against the bare Program, a model with many small inputs
 //! against onnxruntime, ragged streams cold and warm, and opening from the cache against onnxruntime's session.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -342,7 +342,7 @@ fn measure_opening(model: &ModelEntry) -> Result<Opening> {
     Ok(Opening { name: model.name.clone(), buckets, precast_ms, onnxruntime_ms, ratio: precast_ms / onnxruntime_ms })
 }
 
-fn open_buckets(model: &ModelEntry, file: &PathBuf, root: &Path) -> Result<(precast::ModelSession, Arc<Form>)> {
+fn open_buckets(model: &ModelEntry, file: &Path, root: &Path) -> Result<(precast::ModelSession, Arc<Form>)> {
     let opened_model = Model::open(file)?;
     let buckets = BucketPolicy::PowersOfTwo { max: MAX_BATCH as i64 };
     opened::open(model, &opened_model, buckets, SessionOptions::default(), &opened::cache_in(root)?)

@@ -90,7 +90,7 @@ pub fn lower_conv(
 ) -> Result<Option<Lowered>, String> {
     let Some(shape) = conv_shape(step, op) else { return Ok(None) };
     // A bias is an operand of the convolution itself.
-    if epilogue.bias.is_some() {
+    if epilogue.bias.is_some() || epilogue.scale.is_some() {
         return Ok(None);
     }
     let packed = match step.constant(1) {

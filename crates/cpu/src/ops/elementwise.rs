@@ -255,6 +255,7 @@ fn unary_kernel(func: UnaryFn, alpha: f64) -> Option<UnaryKernel> {
         UnaryFn::Silu => UnaryKernel::QuickGelu,
         UnaryFn::Mish => UnaryKernel::Mish,
         UnaryFn::Sigmoid => UnaryKernel::Sigmoid,
+        UnaryFn::Logistic => UnaryKernel::Logistic,
         UnaryFn::HardSigmoid => UnaryKernel::HardSigmoid,
         UnaryFn::HardSwish => UnaryKernel::HardSwish,
         UnaryFn::Softplus => UnaryKernel::Softplus,

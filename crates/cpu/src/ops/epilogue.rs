@@ -1,4 +1,4 @@
-//! What a fused body does to the result of its convolution or product: bias, residual and activation.
+//! What a fused body does to the result of its convolution or product: scale, bias, residual and activation.
 
 use precast_ir::op::{BinaryFn, UnaryFn};
 use precast_ir::{Graph, Node, Op, ValueId};
@@ -7,6 +7,8 @@ use precast_kernels::epilogue::Activation;
 /// The end of a convolution or product. Positions are those of the step's inputs.
 #[derive(Clone, Debug)]
 pub struct Epilogue {
+    /// A number that a product of computed operands is multiplied by.
+    pub scale: Option<usize>,
     /// A vector added to the columns of a product.
     pub bias: Option<usize>,
     /// A tensor of the result's shape added to it.
@@ -17,7 +19,7 @@ pub struct Epilogue {
 
 impl Default for Epilogue {
     fn default() -> Epilogue {
-        Epilogue { bias: None, residual: None, activation: Activation::None }
+        Epilogue { scale: None, bias: None, residual: None, activation: Activation::None }
     }
 }
 
@@ -33,6 +35,9 @@ impl Epilogue {
             }
             match &node.op {
                 Op::Binary(op) if op.func == BinaryFn::Add => epilogue.add(body, node, value)?,
+                Op::Binary(op) if op.func == BinaryFn::Mul && node.inputs[0] != node.inputs[1] => {
+                    epilogue.multiply(body, node, value)?;
+                }
                 _ => epilogue.activation = activation(&node.op)?,
             }
             value = node.outputs[0];
@@ -40,9 +45,16 @@ impl Epilogue {
         (body.outputs().len() == 1 && body.outputs()[0].value == value).then_some(epilogue)
     }
 
+    fn multiply(&mut self, body: &Graph, node: &Node, value: ValueId) -> Option<()> {
+        let position = other_input(body, node, value)?;
+        let is_first = self.scale.is_none() && self.bias.is_none() && self.residual.is_none();
+        self.scale = Some(position);
+        is_first.then_some(())
+    }
+
     fn add(&mut self, body: &Graph, node: &Node, value: ValueId) -> Option<()> {
-        let other = if node.inputs[0] == value { node.inputs[1] } else { node.inputs[0] };
-        let position = body.inputs().iter().position(|&input| input == other)?;
+        let position = other_input(body, node, value)?;
+        let other = body.inputs()[position];
         if body.ty(other) == body.ty(value) && self.residual.is_none() {
             self.residual = Some(position);
         } else if self.bias.is_none() && self.residual.is_none() {
@@ -62,6 +74,12 @@ impl Epilogue {
             (true, false) => "+add+act",
         }
     }
+}
+
+/// The input of the body that a node of two operands reads beside `value`.
+fn other_input(body: &Graph, node: &Node, value: ValueId) -> Option<usize> {
+    let other = if node.inputs[0] == value { node.inputs[1] } else { node.inputs[0] };
+    body.inputs().iter().position(|&input| input == other)
 }
 
 /// The kernel's activation of an op.

@@ -26,13 +26,20 @@ pub fn lower_matmul(
     if epilogue.bias.is_some_and(|bias| step.shape(bias).iter().product::<usize>() != columns) {
         return Ok(None);
     }
-    if step.is_constant(1) && step.shape(1).len() == 2 && !op.transpose_a {
+    if step.is_constant(1) && step.shape(1).len() == 2 && !op.transpose_a && epilogue.scale.is_none() {
         return lower_weights(step, op, epilogue, machine).map(Some);
     }
     if epilogue.bias.is_some() || epilogue.residual.is_some() {
         return Ok(None);
     }
-    Ok(lower_batched(step, op, epilogue.activation, machine))
+    let alpha = match epilogue.scale {
+        None => 1.0,
+        Some(input) => match step.inline(input).filter(|scale| scale.len() == 1) {
+            Some(scale) => scale.to_f64_vec()[0] as f32,
+            None => return Ok(None),
+        },
+    };
+    Ok(lower_batched(step, op, alpha, epilogue.activation, machine))
 }
 
 /// x[.., K] · W[K, N]: all leading axes of x are rows.
@@ -83,8 +90,14 @@ fn push(reads: &mut Vec<Read>, input: usize) -> usize {
     reads.len() - 1
 }
 
-/// Products of two computed operands, batch axes broadcast.
-fn lower_batched(step: &StepNode, op: &Matmul, activation: Activation, machine: Machine) -> Option<Lowered> {
+/// Products of two computed operands times `alpha`, batch axes broadcast.
+fn lower_batched(
+    step: &StepNode,
+    op: &Matmul,
+    alpha: f32,
+    activation: Activation,
+    machine: Machine,
+) -> Option<Lowered> {
     let (a, b, c) = (step.shape(0), step.shape(1), step.output_shape(0));
     let (m, n) = (c[c.len() - 2], c[c.len() - 1]);
     let k = if op.transpose_a { a[a.len() - 2] } else { a[a.len() - 1] };
@@ -103,7 +116,7 @@ fn lower_batched(step: &StepNode, op: &Matmul, activation: Activation, machine: 
         b: operand(op.transpose_b, k, n),
         c_stride: n,
         c_batch_stride: m * n,
-        alpha: 1.0,
+        alpha,
     };
     let items: usize = batch.iter().product();
     let (a_offsets, b_offsets) = (offsets(&a, batch, m * k), offsets(&b, batch, k * n));

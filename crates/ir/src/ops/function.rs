@@ -70,7 +70,7 @@ pub fn unary_float(func: UnaryFn, x: f64, alpha: f64, beta: f64) -> Option<f64> 
         UnaryFn::GeluTanh => gelu_tanh(x),
         UnaryFn::QuickGelu | UnaryFn::Silu => x * sigmoid(alpha * x),
         UnaryFn::Mish => x * libm::tanh(softplus(x)),
-        UnaryFn::Sigmoid => sigmoid(x),
+        UnaryFn::Sigmoid | UnaryFn::Logistic => sigmoid(x),
         UnaryFn::HardSigmoid => clamp_float(alpha * x + beta, 0.0, 1.0),
         UnaryFn::HardSwish => x * clamp_float(x / 6.0 + 0.5, 0.0, 1.0),
         UnaryFn::Softplus => softplus(x),
@@ -132,6 +132,7 @@ pub fn unary_int(func: UnaryFn, x: i128, alpha: f64, beta: f64) -> Option<i128> 
         | UnaryFn::Silu
         | UnaryFn::Mish
         | UnaryFn::Sigmoid
+        | UnaryFn::Logistic
         | UnaryFn::HardSigmoid
         | UnaryFn::HardSwish
         | UnaryFn::Softplus

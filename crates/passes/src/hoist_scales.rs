@@ -1,0 +1,69 @@
+//! Constant factors of the operands of a product move behind it, where a kernel applies them for nothing.
+
+use precast_ir::graph::{GraphCopy, GraphError};
+use precast_ir::op::{Binary, BinaryFn};
+use precast_ir::{Graph, Node, Op, ValueId};
+use precast_tensor::{DType, Tensor};
+
+use crate::pattern::{beside_constant, made_by};
+use crate::pipeline::{Class, Pass, PassOptions};
+
+/// The pass.
+pub const PASS: Pass = Pass {
+    name: "hoist_scales",
+    doc: "matmul(x · a, y · b) → matmul(x, y) · ab, a and b constant numbers",
+    class: Class::Rounding,
+    run: hoist_scales,
+};
+
+fn hoist_scales(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+    let uses = graph.use_counts();
+    let mut copy = GraphCopy::with_inputs(graph);
+    for node in graph.nodes() {
+        let Some(Hoisted { operands, scale }) = hoisted(graph, &uses, node) else {
+            copy.node(node)?;
+            continue;
+        };
+        let operands = copy.get_all(&operands);
+        let product = copy.new.add(node.op.clone(), &operands, &node.provenance)?;
+        let scale = copy.new.add_constant(scale);
+        let output = copy.new.add(Binary { func: BinaryFn::Mul }, &[product, scale], &node.provenance)?;
+        copy.set(node.outputs[0], output);
+    }
+    Ok(copy.finish())
+}
+
+/// A product without the factors of its operands, and the product of those.
+struct Hoisted {
+    operands: [ValueId; 2],
+    scale: Tensor,
+}
+
+fn hoisted(graph: &Graph, uses: &[u32], node: &Node) -> Option<Hoisted> {
+    let Op::Matmul(_) = node.op else { return None };
+    let [a, b] = [0, 1].map(|operand| {
+        let value = node.inputs[operand];
+        // A scaled value that is read elsewhere is computed anyway.
+        if uses[value.0 as usize] == 1 { scaled(graph, value) } else { None }
+    });
+    if a.is_none() && b.is_none() {
+        return None;
+    }
+    let (a, a_scale) = a.unwrap_or((node.inputs[0], 1.0));
+    let (b, b_scale) = b.unwrap_or((node.inputs[1], 1.0));
+    let is_computed = |value: ValueId| graph.constant(value).is_none();
+    let is_f32 = graph.ty(node.outputs[0]).dtype == DType::F32;
+    // Products with weights have other epilogues, and their factors may go into the weights.
+    if !is_f32 || !is_computed(a) || !is_computed(b) {
+        return None;
+    }
+    let scale = Tensor::from_f64(DType::F32, Vec::new(), &[a_scale * b_scale], false).ok()?;
+    let is_normal = (scale.to_f64_vec()[0] as f32).is_normal();
+    is_normal.then_some(Hoisted { operands: [a, b], scale })
+}
+
+/// x and the number where the value is x times a number.
+fn scaled(graph: &Graph, value: ValueId) -> Option<(ValueId, f64)> {
+    let (x, factor) = beside_constant(graph, made_by(graph, value, BinaryFn::Mul)?)?;
+    (graph.ty(x) == graph.ty(value)).then_some((x, factor))
+}
