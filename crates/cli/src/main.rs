@@ -75,6 +75,13 @@ fn main() -> ExitCode {
 }
 
 fn run_verb(cli: &Cli, cx: &Cx) -> Result<Report, Failure> {
+    if cli.shared.verbose {
+        // What the library logs: Programs that are compiled or loaded and why, and every new form of request.
+        let level = tracing_subscriber::filter::LevelFilter::DEBUG;
+        let logs = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(level).without_time();
+        // A second verb in one process keeps the first one's.
+        let _ = logs.with_ansi(cx.console.is_terminal).try_init();
+    }
     cx.console.announce_device(&cli.shared.device)?;
     match &cli.verb {
         Verb::Inspect(args) => inspect::inspect(args, &cli.shared, cx),

@@ -91,8 +91,8 @@ pub struct Program {
     pub graph: String,
 }
 
-/// Build of this compiler: a Program of another build is refused.
-pub const BUILD: &str = concat!("precast ", env!("CARGO_PKG_VERSION"));
+/// Build of this compiler, by its version and a digest of its sources: a Program of another build is refused.
+pub const BUILD: &str = concat!("precast ", env!("CARGO_PKG_VERSION"), " ", env!("PRECAST_SOURCES"));
 
 impl Program {
     /// Checks that every slot lies inside its buffer and that no step writes what it also touches elsewhere.

@@ -49,6 +49,7 @@ impl Inner {
         for entry in &entries {
             let (cost, is_steady) = self.measure(entry)?;
             self.cache.keep_note(KIND, &entry.cost_key, format!("{cost}").as_bytes());
+            tracing::info!(bucket = %entry.bucket, us = cost / 1e3, "measured what a Bucket costs");
             found.push((entry.bucket.clone(), cost));
             if !is_steady {
                 break;

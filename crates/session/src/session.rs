@@ -245,9 +245,10 @@ impl Inner {
         match self.prepare(arguments)? {
             Prepared::Answered(tensors, report) => Ok((tensors, report)),
             Prepared::Bound(binding, tier, origin, reason) => {
+                // After taking a context, so that outputs of requests that wait take no memory.
+                let mut taken = self.take(arguments)?;
                 let mut buffers = binding.output_buffers();
                 let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(crate::OutputBuffer::as_bytes_mut).collect();
-                let mut taken = self.take(arguments)?;
                 if !taken.get().remembered(arguments).is_some_and(|known| Arc::ptr_eq(known, &binding)) {
                     taken.get().remember(&binding);
                 }
@@ -471,6 +472,8 @@ impl Inner {
         };
         let binding = self.make_binding(&ladders, values, &layout, entries, epoch, is_cost_estimated, arguments)?;
         self.programs.keep_binding(values.to_vec(), &binding);
+        let (fit, chunks) = (binding.report.fit, binding.report.chunks);
+        tracing::debug!(?values, ?fit, buckets = ?chunks.named(), epoch, "bound a new form of request");
         Ok(Bind::Ready(binding))
     }
 
