@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: measuring against the bars, with peers in processes of their own.
 
+mod cpu;
 mod session;
 
 use anyhow::Result;
@@ -8,6 +9,8 @@ use clap::Subcommand;
 /// What to measure.
 #[derive(Subcommand)]
 pub enum Bench {
+    /// Latency against onnxruntime and OpenVINO.
+    Cpu(cpu::CpuArguments),
     /// What a Session costs beside the model, and opening from the cache.
     Session(session::SessionArguments),
 }
@@ -15,6 +18,7 @@ pub enum Bench {
 /// Measures.
 pub fn run(what: &Bench) -> Result<()> {
     match what {
+        Bench::Cpu(arguments) => cpu::run(arguments),
         Bench::Session(arguments) => session::run(arguments),
     }
 }

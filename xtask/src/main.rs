@@ -16,6 +16,7 @@ mod measure;
 mod models;
 mod onnxruntime;
 mod opened;
+mod openvino;
 mod paths;
 mod pcg64;
 mod test;

@@ -71,9 +71,9 @@ fn time_batched(batch: usize, m: usize, n: usize, k: usize, order: Order) {
     let speeds = [1, 2].map(|threads| {
         let pool = ThreadPool::new(threads);
         let Some(exec) = Exec::new(isa, &pool) else { return 0.0 };
-        let mut scratch = vec![0.0; gemm_batched_scratch_len(isa, threads, &batched)];
+        let mut scratch = vec![0.0; gemm_batched_scratch_len(isa, threads, &batched, Packing::Plain)];
         gflops(2 * batch * m * n * k, || {
-            gemm_batched(exec, &batched, &a, &b, &mut c, &Epilogue::default(), &mut scratch);
+            gemm_batched(exec, &batched, &a, BatchB::Plain(&b), &mut c, &Epilogue::default(), &mut scratch);
         })
     });
     let shape = format!("batch {batch}: {m} x {n} x {k}");

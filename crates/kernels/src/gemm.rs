@@ -106,9 +106,18 @@ pub struct BatchedGemm {
     pub alpha: f32,
 }
 
+/// The right operand of a batch.
+#[derive(Clone, Copy, Debug)]
+pub enum BatchB<'a> {
+    /// Plain matrices, as `BatchedGemm::b` says.
+    Plain(&'a [f32]),
+    /// One matrix for all products, the result of `pack_b`.
+    Packed(&'a [f32]),
+}
+
 /// Elements of scratch that `gemm_batched` needs with a pool of this many threads.
-pub fn gemm_batched_scratch_len(isa: Isa, threads: usize, batched: &BatchedGemm) -> usize {
-    drive_scratch_len(isa, threads, &batched.drive_shape(), true, true)
+pub fn gemm_batched_scratch_len(isa: Isa, threads: usize, batched: &BatchedGemm, b: Packing) -> usize {
+    drive_scratch_len(isa, threads, &batched.drive_shape(), true, b == Packing::Plain)
 }
 
 /// Computes a batch of products. The bias is the same for each; the residual is laid out like `c`. Panics when a
@@ -117,7 +126,7 @@ pub fn gemm_batched(
     exec: Exec,
     batched: &BatchedGemm,
     a: &[f32],
-    b: &[f32],
+    b: BatchB,
     c: &mut [f32],
     epilogue: &Epilogue,
     scratch: &mut [f32],
@@ -133,17 +142,23 @@ pub fn gemm_batched(
             Order::Rows => MatrixA::Rows { data, stride },
             Order::Columns => MatrixA::Columns { data, stride },
         };
-        let data = &b[(index * batched.b.batch_stride).min(b.len())..];
-        let stride = batched.b.stride;
-        let b = match batched.b.order {
-            Order::Rows => MatrixB::Rows { data, stride },
-            Order::Columns => MatrixB::Columns { data, stride },
+        let b = match b {
+            BatchB::Packed(data) => MatrixB::Packed(data),
+            BatchB::Plain(data) => {
+                let data = &data[(index * batched.b.batch_stride).min(data.len())..];
+                let stride = batched.b.stride;
+                match batched.b.order {
+                    Order::Rows => MatrixB::Rows { data, stride },
+                    Order::Columns => MatrixB::Columns { data, stride },
+                }
+            }
         };
         Item { a, b: SourceB::Matrix(b), c_start: index * batched.c_batch_stride, bias: epilogue.bias }
     };
     let (residual, activation) = (epilogue.residual, epilogue.activation);
     let drive_epilogue = DriveEpilogue { scale: batched.alpha, residual, activation };
-    drive(exec, &batched.drive_shape(), &item, true, true, &drive_epilogue, c, scratch);
+    let packs_b = matches!(b, BatchB::Plain(_));
+    drive(exec, &batched.drive_shape(), &item, true, packs_b, &drive_epilogue, c, scratch);
 }
 
 impl BatchedGemm {

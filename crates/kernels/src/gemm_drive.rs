@@ -92,7 +92,7 @@ pub(crate) fn drive<'a>(
     }
     let (isa, tile) = (exec.isa(), tile_shape(exec.isa()));
     let (tiles, panels) = (row_tiles(isa, shape.m), shape.n.div_ceil(tile.cols));
-    let threads = if estimate_ns(shape) < SPLIT_NS { 1 } else { exec.threads() };
+    let threads = if estimate_ns(shape, packs_b) < SPLIT_NS { 1 } else { exec.threads() };
     let grid = choose_grid(threads, tile, [shape.items, tiles, panels]);
     let parts = grid.iter().product();
     let part_scratch = part_scratch_len(isa, shape, packs_a, packs_b);
@@ -112,10 +112,12 @@ pub(crate) fn drive<'a>(
     });
 }
 
-/// A rough time for one thread: arithmetic at 100 flops and weights at 20 bytes a nanosecond.
-fn estimate_ns(shape: &DriveShape) -> usize {
+/// A rough time for one thread: arithmetic at 100 flops and weights at 20 bytes a nanosecond. Packed weights of a batch are
+/// read once.
+fn estimate_ns(shape: &DriveShape, packs_b: bool) -> usize {
     let products = shape.items.saturating_mul(shape.m).saturating_mul(shape.n).saturating_mul(shape.k);
-    products / 50 + shape.items.saturating_mul(shape.n).saturating_mul(shape.k) / 5
+    let matrices = if packs_b { shape.items } else { 1 };
+    products / 50 + matrices.saturating_mul(shape.n).saturating_mul(shape.k) / 5
 }
 
 /// Cuts items, row tiles and panels so that the largest part is cheapest; ties go to items, then to panels.
@@ -219,6 +221,8 @@ impl Block<'_> {
                 let rows = share(m, tile_count, tile);
                 let a = match self.item.a {
                     MatrixA::Packed(data) => data[rows.start * k + ks.start * rows.len()..].as_ptr(),
+                    // One tile of columns without gaps is its own packed form.
+                    MatrixA::Columns { data, stride } if stride == rows.len() => data[ks.start * stride..].as_ptr(),
                     plain => {
                         let target = &mut a_scratch[..rows.len() * ks.len()];
                         pack_a_tile(self.isa, plain, rows.clone(), ks.clone(), m, k, target);

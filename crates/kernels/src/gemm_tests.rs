@@ -234,14 +234,52 @@ fn batches_match_single_products() {
                 alpha,
             };
             let mut c = vec![f32::NAN; batch * m * n];
-            let mut scratch = vec![0.0; gemm_batched_scratch_len(isa, threads, &batched)];
-            gemm_batched(exec, &batched, &a, &b_columns, &mut c, &Epilogue::default(), &mut scratch);
+            let mut scratch = vec![0.0; gemm_batched_scratch_len(isa, threads, &batched, Packing::Plain)];
+            gemm_batched(exec, &batched, &a, BatchB::Plain(&b_columns), &mut c, &Epilogue::default(), &mut scratch);
             for (a, c) in a.chunks(m * k).zip(c.chunks(m * n)) {
                 let expected: Vec<(f64, f64)> = reference(m, n, k, a, &b)
                     .iter()
                     .map(|(value, tolerance)| (value * f64::from(alpha), tolerance * f64::from(alpha)))
                     .collect();
                 assert_near(c, &expected, isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_packed_right_matrix_and_left_columns_in_place_give_the_same_bits() {
+    // 8 columns are one tile without gaps, 40 are several tiles.
+    for m in [8, 40] {
+        let (batch, n, k) = (3, 24, 300);
+        let mut lcg = Lcg::new(12);
+        let (a, b) = (lcg.floats(batch * k * m), lcg.floats(k * n));
+        for isa in supported() {
+            let pool = ThreadPool::new(1);
+            let exec = Exec::new(isa, &pool).unwrap();
+            let batched = BatchedGemm {
+                batch,
+                m,
+                n,
+                k,
+                a: BatchedOperand { order: Order::Columns, stride: m, batch_stride: m * k },
+                b: BatchedOperand { order: Order::Rows, stride: n, batch_stride: 0 },
+                c_stride: n,
+                c_batch_stride: m * n,
+                alpha: 1.0,
+            };
+            let packed = pack_b(isa, k, n, MatrixB::Rows { data: &b, stride: n });
+            let run = |b: BatchB, packing: Packing| {
+                let mut c = vec![f32::NAN; batch * m * n];
+                let mut scratch = vec![0.0; gemm_batched_scratch_len(isa, 1, &batched, packing)];
+                gemm_batched(exec, &batched, &a, b, &mut c, &Epilogue::default(), &mut scratch);
+                c
+            };
+            let plain = run(BatchB::Plain(&b), Packing::Plain);
+            assert_eq!(run(BatchB::Packed(&packed), Packing::Packed), plain, "{}", isa.name());
+            for (a, c) in a.chunks(m * k).zip(plain.chunks(m * n)) {
+                let a = transposed(k, m, a);
+                assert_near(c, &reference(m, n, k, &a, &b), isa.name());
             }
         }
     }

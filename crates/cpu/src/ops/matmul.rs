@@ -3,10 +3,11 @@
 use precast_ir::op::Matmul;
 use precast_kernels::epilogue::{self, Activation, Bias};
 use precast_kernels::gemm::{
-    self, BatchedGemm, BatchedOperand, MatrixA, MatrixB, Order, Packing, gemm_batched_scratch_len, gemm_scratch_len,
+    self, BatchB, BatchedGemm, BatchedOperand, MatrixA, MatrixB, Order, Packing, gemm_batched_scratch_len,
+    gemm_scratch_len,
 };
 use precast_kernels::gemm_int::{self, GemmInt, ZeroPoints};
-use precast_tensor::DType;
+use precast_tensor::{DType, Tensor};
 
 use crate::ops::epilogue::Epilogue;
 use crate::ops::quantize::{zero_point, zero_points};
@@ -39,7 +40,7 @@ pub fn lower_matmul(
             None => return Ok(None),
         },
     };
-    Ok(lower_batched(step, op, alpha, epilogue.activation, machine))
+    lower_batched(step, op, alpha, epilogue.activation, machine).map(Some)
 }
 
 /// x[.., K] · W[K, N]: all leading axes of x are rows.
@@ -49,21 +50,9 @@ fn lower_weights(step: &StepNode, op: &Matmul, epilogue: &Epilogue, machine: Mac
     let m: usize = x[..x.len() - 1].iter().product();
     let weights = step.shape(1);
     let n = if op.transpose_b { weights[0] } else { weights[1] };
-    let packed = match step.constant(1) {
-        None => None,
-        Some(tensor) => {
-            let elements = tensor.to_vec::<f32>().map_err(|error| error.to_string())?;
-            let matrix = if op.transpose_b {
-                MatrixB::Columns { data: &elements, stride: k }
-            } else {
-                MatrixB::Rows { data: &elements, stride: n }
-            };
-            Some(gemm::pack_b(machine.isa, k, n, matrix))
-        }
-    };
     let scratch =
         gemm_scratch_len(machine.isa, machine.threads, m, n, k, Packing::Plain, Packing::Packed) * size_of::<f32>();
-    let mut reads = vec![Read::Input(0), Read::packed(gemm::packed_b_len(machine.isa, k, n), packed)?];
+    let mut reads = vec![Read::Input(0), packed_weights(step, op, k, n, machine)?];
     let bias = epilogue.bias.map(|input| push(&mut reads, input));
     let residual = epilogue.residual.map(|input| push(&mut reads, input));
     let activation = epilogue.activation;
@@ -85,19 +74,34 @@ fn lower_weights(step: &StepNode, op: &Matmul, epilogue: &Epilogue, machine: Mac
     })
 }
 
+/// The constant right operand, k × n, in its packed form.
+fn packed_weights(step: &StepNode, op: &Matmul, k: usize, n: usize, machine: Machine) -> Result<Read, String> {
+    let pack = |tensor: &Tensor| -> Result<Vec<f32>, String> {
+        let elements = tensor.to_vec::<f32>().map_err(|error| error.to_string())?;
+        let matrix = if op.transpose_b {
+            MatrixB::Columns { data: &elements, stride: k }
+        } else {
+            MatrixB::Rows { data: &elements, stride: n }
+        };
+        Ok(gemm::pack_b(machine.isa, k, n, matrix))
+    };
+    let packed = step.constant(1).map(pack).transpose()?;
+    Read::packed(gemm::packed_b_len(machine.isa, k, n), packed)
+}
+
 fn push(reads: &mut Vec<Read>, input: usize) -> usize {
     reads.push(Read::Input(input));
     reads.len() - 1
 }
 
-/// Products of two computed operands times `alpha`, batch axes broadcast.
+/// Products of matrices times `alpha`, batch axes broadcast; one constant right matrix is packed while compiling.
 fn lower_batched(
     step: &StepNode,
     op: &Matmul,
     alpha: f32,
     activation: Activation,
     machine: Machine,
-) -> Option<Lowered> {
+) -> Result<Lowered, String> {
     let (a, b, c) = (step.shape(0), step.shape(1), step.output_shape(0));
     let (m, n) = (c[c.len() - 2], c[c.len() - 1]);
     let k = if op.transpose_a { a[a.len() - 2] } else { a[a.len() - 1] };
@@ -132,11 +136,16 @@ fn lower_batched(
             ..batched
         };
     }
-    let scratch = gemm_batched_scratch_len(machine.isa, machine.threads, &batched) * size_of::<f32>();
     let is_one_call = batched.batch == items;
-    Some(Lowered {
+    let is_packed = is_one_call && step.is_constant(1) && b.len() == 2;
+    let (packing, right) = match is_packed {
+        true => (Packing::Packed, packed_weights(step, op, k, n, machine)?),
+        false => (Packing::Plain, Read::Input(1)),
+    };
+    let scratch = gemm_batched_scratch_len(machine.isa, machine.threads, &batched, packing) * size_of::<f32>();
+    Ok(Lowered {
         kernel: "gemm_batched".to_string(),
-        reads: vec![Read::Input(0), Read::Input(1)],
+        reads: vec![Read::Input(0), right],
         scratch_bytes: scratch,
         run: Box::new(move |args, exec| {
             let (a, b) = (args.read::<f32>(0), args.read::<f32>(1));
@@ -144,11 +153,12 @@ fn lower_batched(
             let scratch: &mut [f32] = if scratch > 0 { args.write(1) } else { &mut [] };
             let epilogue = epilogue::Epilogue { activation, ..Default::default() };
             if is_one_call {
+                let b = if is_packed { BatchB::Packed(b) } else { BatchB::Plain(b) };
                 gemm::gemm_batched(exec, &batched, a, b, c, &epilogue, scratch);
                 return Ok(());
             }
             for (item, c) in c.chunks_mut((m * n).max(1)).enumerate() {
-                let (a, b) = (&a[a_offsets[item]..], &b[b_offsets[item]..]);
+                let (a, b) = (&a[a_offsets[item]..], BatchB::Plain(&b[b_offsets[item]..]));
                 gemm::gemm_batched(exec, &batched, a, b, c, &epilogue, scratch);
             }
             Ok(())

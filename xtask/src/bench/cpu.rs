@@ -1,0 +1,218 @@
+//! Latency against onnxruntime and OpenVINO, f32: each in a process of its own, in turns. The figure is the ratio of the best
+//! peer's time to ours in the same run.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::manifest::{self, ModelEntry};
+use crate::measure::Milliseconds;
+use crate::worker::{Request, Worker, ask_own};
+use crate::{fetch, inputs, onnxruntime, openvino};
+
+/// Models, their batches, and sizes of axes that are not those of the example.
+const CASES: &[(&str, &[usize], &[(usize, usize)])] = &[
+    ("resnet50", &[1, 8], &[]),
+    ("mobilenet_v3_large", &[1], &[]),
+    ("yolov10n", &[1, 4], &[]),
+    ("yolov8n", &[1], &[]),
+    ("yolo11n", &[1], &[]),
+    ("nudenet_320n", &[1, 4], &[]),
+    ("ppocrv4_rec", &[1, 6], &[]),
+    ("ppocrv4_det", &[1], &[(2, 640), (3, 640)]),
+    ("paraphrase_minilm_l3", &[1, 8], &[]),
+    ("bert_base", &[1, 8], &[]),
+    ("vit_b_16", &[1], &[]),
+    ("open_nsfw_resnet50", &[1], &[]),
+    ("magika", &[1], &[]),
+    ("basic_pitch", &[1], &[]),
+    ("recsys190", &[1, 64], &[]),
+];
+/// Models whose arithmetic is in integers, against onnxruntime only.
+const INTEGER_CASES: &[(&str, &[usize], &[(usize, usize)])] = &[
+    ("minimind2_small_q8", &[1], &[]),
+    ("whisper_tiny_q8_encoder", &[1], &[]),
+    ("whisper_tiny_q8_decoder", &[1], &[]),
+    ("ddddocr_rec", &[1], &[]),
+    ("minilm_l6_int8", &[1, 8], &[]),
+];
+/// Turns, of which each side's best counts: what else runs on the machine only ever adds time.
+const ROUNDS: usize = 3;
+
+/// Arguments of `cargo xtask bench cpu`.
+#[derive(Args)]
+pub struct CpuArguments {
+    /// Print the results as one line of JSON.
+    #[arg(long)]
+    json: bool,
+    /// Only models whose names contain this.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Only with this many threads [default: 2, then 1].
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Seconds of each turn.
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    seconds: f64,
+    /// The models with integer arithmetic instead, against onnxruntime.
+    #[arg(long)]
+    int8: bool,
+}
+
+/// One model at one batch.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    model: String,
+    batch: usize,
+    threads: usize,
+    /// 0 where it failed.
+    precast_ms: f64,
+    onnxruntime_ms: f64,
+    openvino_ms: f64,
+    /// The best peer's time by ours: above 1, we are ahead. 0 where we failed.
+    ahead_of_best: f64,
+}
+
+/// Measures.
+pub fn run(arguments: &CpuArguments) -> Result<()> {
+    let models = manifest::read()?;
+    let cases = if arguments.int8 { INTEGER_CASES } else { CASES };
+    let threads: Vec<usize> = arguments.threads.map_or(vec![2, 1], |threads| vec![threads]);
+    let mut rows = Vec::new();
+    for (name, batches, sizes) in cases {
+        if arguments.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
+            continue;
+        }
+        for &batch in *batches {
+            for &threads in &threads {
+                let row = measure(&models, name, batch, sizes, threads, arguments);
+                eprintln!(
+                    "{:<24} {:>3} × {} threads: {:>9.3} ms, onnxruntime {:>9.3}, OpenVINO {:>9.3}: {:.2}",
+                    row.model,
+                    row.batch,
+                    row.threads,
+                    row.precast_ms,
+                    row.onnxruntime_ms,
+                    row.openvino_ms,
+                    row.ahead_of_best
+                );
+                rows.push(row);
+            }
+        }
+    }
+    ensure!(!rows.is_empty(), "no model has such a name");
+    let mean = geometric_mean(&rows);
+    let worst = rows.iter().map(|row| row.ahead_of_best).fold(f64::INFINITY, f64::min);
+    eprintln!("geometric mean {mean:.3}, worst {worst:.2}\n\n{}", table(&rows));
+    if arguments.json {
+        println!("{}", json!({ "rows": rows, "geometric_mean": mean, "worst": worst }));
+    }
+    Ok(())
+}
+
+fn measure(
+    models: &[ModelEntry],
+    name: &str,
+    batch: usize,
+    sizes: &[(usize, usize)],
+    threads: usize,
+    arguments: &CpuArguments,
+) -> Row {
+    let mut row = Row {
+        model: name.to_string(),
+        batch,
+        threads,
+        precast_ms: 0.0,
+        onnxruntime_ms: 0.0,
+        openvino_ms: 0.0,
+        ahead_of_best: 0.0,
+    };
+    if let Err(error) = fill(&mut row, models, sizes, arguments) {
+        eprintln!("{name} at batch {batch}: {error:#}");
+    }
+    let peers = [row.onnxruntime_ms, row.openvino_ms];
+    let best = peers.into_iter().filter(|&ms| ms > 0.0).fold(f64::INFINITY, f64::min);
+    if row.precast_ms > 0.0 && best.is_finite() {
+        row.ahead_of_best = best / row.precast_ms;
+    }
+    row
+}
+
+/// Measures all sides in turns. A peer that fails leaves a 0 and the others go on.
+fn fill(row: &mut Row, models: &[ModelEntry], sizes: &[(usize, usize)], arguments: &CpuArguments) -> Result<()> {
+    let entry = models.iter().find(|model| model.name == row.model).context("no model of this name")?;
+    let mut entry = entry.clone();
+    for (axis, size) in sizes {
+        entry.inputs.iter_mut().for_each(|input| input.example[*axis] = *size);
+    }
+    let file = fetch::model_file(&entry)?;
+    let folder = tempfile::tempdir()?;
+    onnxruntime::write_inputs(folder.path(), &inputs::make(&entry, row.batch)?)?;
+    let mut theirs = onnxruntime::Measurer::start(&file, row.threads, folder.path())?;
+    let mut others =
+        if arguments.int8 { None } else { Some(openvino::Measurer::start(&file, row.threads, folder.path())?) };
+    let mut ours = Worker::start_own(Stdio::inherit())?;
+    for _ in 0..ROUNDS {
+        let request = measure_request(&file, folder.path(), row.threads, arguments.seconds);
+        keep_best(&mut row.precast_ms, ask_own::<Milliseconds>(&mut ours, &request).map(|answer| answer.ms));
+        keep_best(&mut row.onnxruntime_ms, theirs.measure(arguments.seconds));
+        if let Some(others) = &mut others {
+            keep_best(&mut row.openvino_ms, others.measure(arguments.seconds));
+        }
+    }
+    Ok(())
+}
+
+fn measure_request(model: &Path, folder: &Path, threads: usize, seconds: f64) -> Request {
+    Request::Measure { model: model.to_path_buf(), folder: folder.to_path_buf(), threads, seconds }
+}
+
+fn keep_best(best: &mut f64, found: Result<f64>) {
+    match found {
+        Ok(ms) if *best == 0.0 || ms < *best => *best = ms,
+        Ok(_) => {}
+        Err(error) => eprintln!("{error:#}"),
+    }
+}
+
+fn geometric_mean(rows: &[Row]) -> f64 {
+    let logs: f64 = rows.iter().map(|row| row.ahead_of_best.max(1e-3).ln()).sum();
+    (logs / rows.len() as f64).exp()
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut text = "| model | batch | threads | precast ms | onnxruntime ms | OpenVINO ms | ahead of best |\n|---|---|---|---|---|---|---|\n".to_string();
+    for row in rows {
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {:.3} | {:.3} | {:.3} | {:.2} |",
+            row.model, row.batch, row.threads, row.precast_ms, row.onnxruntime_ms, row.openvino_ms, row.ahead_of_best
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_row_weighs_on_the_mean() {
+        let row = |ahead_of_best| Row {
+            model: String::new(),
+            batch: 1,
+            threads: 1,
+            precast_ms: 1.0,
+            onnxruntime_ms: 1.0,
+            openvino_ms: 1.0,
+            ahead_of_best,
+        };
+        assert!((geometric_mean(&[row(2.0), row(0.5)]) - 1.0).abs() < 1e-12);
+        assert!(geometric_mean(&[row(2.0), row(0.0)]) < 0.1);
+    }
+}
