@@ -471,3 +471,34 @@ fn a_fitted_ladder_follows_the_traffic_of_the_session_before() {
     first.save_traffic();
     assert_eq!(open_with(ROWS, fitted(), cache()).extents(), [5, 11, 16]);
 }
+
+/// Every file below a folder, by its path from there.
+fn files_below(folder: &std::path::Path) -> std::collections::BTreeMap<std::path::PathBuf, Vec<u8>> {
+    let mut files = std::collections::BTreeMap::new();
+    let mut open = vec![folder.to_path_buf()];
+    while let Some(at) = open.pop() {
+        for entry in std::fs::read_dir(&at).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                open.push(path);
+            } else {
+                files.insert(path.strip_prefix(folder).unwrap().to_path_buf(), std::fs::read(&path).unwrap());
+            }
+        }
+    }
+    files
+}
+
+#[test]
+fn two_builds_of_a_model_give_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let build = |name: &str, jobs: usize| {
+        let root = folder.path().join(name);
+        let cache = Arc::new(ProgramCache::open(CacheOptions::new(&root)).unwrap());
+        open_with(ROWS, SessionOptions { jobs, ..options(BucketPolicy::PowersOfTwo { max: 16 }) }, cache);
+        (files_below(&root.join("programs")), files_below(&root.join("weights")))
+    };
+    let first = build("first", 1);
+    assert_eq!(first.0.len(), 5);
+    assert!(first == build("second", 8), "artifacts differ");
+}

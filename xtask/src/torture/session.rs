@@ -33,6 +33,8 @@ const RUNS_HEAVY: u64 = 50;
 const RUNS_ALL: u64 = 100_000;
 /// A model is small if a row takes less than this.
 const SMALL_ROW: Duration = Duration::from_micros(1500);
+/// Bytes that pad rows are filled with: floats are then NaN or huge, and indices -1 or far outside.
+const POISONS: [u8; 2] = [0xff, 0x7f];
 /// Bytes that all expected outputs of a model may have; its largest batch is lowered to that.
 const EXPECTED_BYTES_MAX: usize = 1 << 30;
 /// Outputs of more bytes are made by the Session, one run at a time, and not by each client for each size.
@@ -227,11 +229,14 @@ fn torture_model(entry: &ModelEntry, runs: Option<u64>) -> Result<ModelReport> {
         if row_time < Duration::from_millis(1) { chain } else { OnMissChain(vec![OnMiss::PadUp, OnMiss::Wait]) };
     let lazy = SessionOptions { startup: Startup::Lazy, on_miss: chain, ..all.clone() };
     let (_lazy, lazy) = opened::open(entry, &model, buckets.clone(), lazy, &cache)?;
-    let poison = SessionOptions { pad_content: PadContent::Poison(0xff), ..all };
-    let (_poisoned, poisoned) = opened::open(entry, &model, buckets, poison, &cache)?;
+    let mut poisoned = Vec::new();
+    for byte in POISONS {
+        let poison = SessionOptions { pad_content: PadContent::Poison(byte), ..all.clone() };
+        poisoned.push(opened::open(entry, &model, buckets.clone(), poison, &cache)?.1);
+    }
     let grade =
         open_all.session().primary_dim().and_then(|dim| open_all.session().interface().dim(dim)).map(|dim| dim.grade);
-    let poisoned = (grade == Some(PadGrade::Independent)).then_some(poisoned);
+    let poisoned = if grade == Some(PadGrade::Independent) { poisoned } else { Vec::new() };
     let sessions = Sessions { open_all, lazy, poisoned };
     warm_up(&cases, &sessions)?;
     let tally = Tally::default();
@@ -251,7 +256,7 @@ struct Sessions {
     open_all: Arc<Form>,
     lazy: Arc<Form>,
     /// Where any padding is allowed.
-    poisoned: Option<Arc<Form>>,
+    poisoned: Vec<Arc<Form>>,
 }
 
 /// Runs every size once on each Session, and the largest on all contexts at once, so that all memory there will be is there.
@@ -274,7 +279,7 @@ fn warm_up(cases: &[Case], sessions: &Sessions) -> Result<()> {
 
 impl Sessions {
     fn all(&self) -> impl Iterator<Item = &Arc<Form>> {
-        [Some(&self.open_all), Some(&self.lazy), self.poisoned.as_ref()].into_iter().flatten()
+        [&self.open_all, &self.lazy].into_iter().chain(&self.poisoned)
     }
 }
 
@@ -305,9 +310,9 @@ fn send(client: u128, entry: &ModelEntry, cases: &[Case], sessions: &Sessions, r
         let batch = random.next_word() as usize % cases.len();
         let case = &cases[batch];
         let choice = random.next_word() % 8;
-        let (form, is_poisoned) = match (choice, &sessions.poisoned) {
+        let (form, is_poisoned) = match (choice, &sessions.poisoned[..]) {
             (0, _) => (&sessions.lazy, false),
-            (1 | 2, Some(poisoned)) => (poisoned, true),
+            (1 | 2, poisoned @ [_, ..]) => (&poisoned[choice as usize % poisoned.len()], true),
             _ => (&sessions.open_all, false),
         };
         let session = form.session();
