@@ -78,6 +78,8 @@ pub enum Verb {
     Verify(VerifyArgs),
     /// Measure how fast a model or a Program file runs
     Perf(PerfArgs),
+    /// Write a time line of every step, for Perfetto
+    Trace(TraceArgs),
     /// Look after a folder of compiled Programs
     Cache(CacheArgs),
 }
@@ -92,6 +94,7 @@ impl Verb {
             Verb::Run(_) => "run",
             Verb::Verify(_) => "verify",
             Verb::Perf(_) => "perf",
+            Verb::Trace(_) => "trace",
             Verb::Cache(_) => "cache",
         }
     }
@@ -272,6 +275,22 @@ pub struct SigningArgs {
     /// Take only what is signed by one of these Ed25519 public keys (PEM)
     #[arg(long, global = true, value_name = "FILE")]
     pub require_signed: Option<PathBuf>,
+}
+
+/// Arguments of `trace`.
+#[derive(Args)]
+pub struct TraceArgs {
+    /// The model or Program file
+    pub file: PathBuf,
+    /// The trace to write
+    #[arg(long, short, value_name = "FILE.json")]
+    pub output: PathBuf,
+    /// Runs on the time line
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub runs: usize,
+    /// Sizes and values.
+    #[command(flatten)]
+    pub inputs: InputArgs,
 }
 
 /// Arguments of `cache`.

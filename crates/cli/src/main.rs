@@ -20,6 +20,7 @@ mod perf_steps;
 mod progress;
 mod run;
 mod subject;
+mod trace;
 mod verify;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -90,6 +91,7 @@ fn run_verb(cli: &Cli, cx: &Cx) -> Result<Report, Failure> {
         Verb::Run(args) => run::run(args, &cli.shared, cx),
         Verb::Verify(args) => verify::verify(args, &cli.shared, cx),
         Verb::Perf(args) => perf::perf(args, &cli.shared, cx),
+        Verb::Trace(args) => trace::trace(args, &cli.shared, cx),
         Verb::Cache(args) => cache::cache(args, &cli.shared, cx),
     }
 }

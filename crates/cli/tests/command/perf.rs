@@ -57,3 +57,16 @@ fn a_ragged_stream_runs_on_buckets_and_the_cache_keeps_them() {
     assert_eq!(bench.run("perf m.onnx --max-batch 4 --on-miss sometimes").exit, 2);
     assert_eq!(bench.run("perf m.onnx --batches 9..1").exit, 2);
 }
+
+#[test]
+fn a_trace_has_every_step_of_every_run_in_order() {
+    let bench = Bench::with_model("m.onnx", &models::affine());
+    let json = bench.json("trace m.onnx --dim rows=2 -o t.json --runs 2");
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(bench.path("t.json")).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    assert_eq!(json["events"], json!(events.len()));
+    let steps: Vec<_> = events.iter().filter(|event| event["cat"] == "step").collect();
+    assert_eq!((events.len() - steps.len(), steps[0]["ph"].as_str()), (2, Some("X")));
+    assert!(steps.windows(2).all(|pair| pair[0]["ts"].as_f64() <= pair[1]["ts"].as_f64()));
+    assert_eq!(bench.run("trace m.onnx -o no/such/folder/t.json").exit, 2);
+}
