@@ -42,7 +42,7 @@ impl CpuDevice {
         let bytes = match constants.get(&digest) {
             Some(bytes) => bytes.clone(),
             None => {
-                let bytes = AlignedBytes::from_slice(store.get(&digest)?.as_bytes());
+                let bytes = AlignedBytes::from_bytes(store.get(&digest)?.bytes());
                 constants.insert(digest, bytes.clone());
                 bytes
             }

@@ -4,9 +4,9 @@
 use precast_ir::attr::NoConstants;
 use precast_ir::graph::GraphError;
 use precast_ir::{Definition, Graph, Node, Op, text};
-use precast_kernels::arena::Args;
+use precast_kernels::arena::{AlignedBytes, Args};
 use precast_kernels::isa::{Exec, Isa};
-use precast_tensor::{DType, Element, Tensor, Type};
+use precast_tensor::{DType, Element, Tensor, TensorError, Type};
 
 /// What a step does when it runs.
 pub type Run = Box<dyn Fn(&mut Args<'_>, Exec<'_>) -> Result<(), String> + Send + Sync>;
@@ -150,8 +150,15 @@ pub enum Read {
 impl Read {
     /// A packed constant of `len` elements, with its value while compiling.
     pub fn packed<T: Element>(len: usize, value: Option<Vec<T>>) -> Result<Read, String> {
-        let value = value.map(|elements| Tensor::from_vec([len], elements)).transpose();
-        Ok(Read::Packed { value: value.map_err(|error| error.to_string())?, bytes: len * size_of::<T>() })
+        // Aligned here, so that the device that loads it on this machine need not copy it.
+        let tensor = |elements: Vec<T>| {
+            let tensor = Tensor::from_vec([len], elements)?;
+            let aligned = AlignedBytes::from_bytes(tensor.bytes());
+            drop(tensor);
+            Tensor::new(T::DTYPE, [len], aligned.into_bytes())
+        };
+        let value = value.map(tensor).transpose();
+        Ok(Read::Packed { value: value.map_err(|error: TensorError| error.to_string())?, bytes: len * size_of::<T>() })
     }
 }
 

@@ -4,6 +4,7 @@
 //! step. `Bound` joins the arena with the buffers of one call; `Args` gives out slices with a few compares each and
 //! no allocation.
 
+use bytes::Bytes;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -265,9 +266,15 @@ impl Drop for Allocation {
     }
 }
 
-/// Immutable bytes at a multiple of `ALIGNMENT`, such as a packed constant. Clones share the allocation.
+impl AsRef<[u8]> for Allocation {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
+/// Immutable bytes at a multiple of `ALIGNMENT`, such as a packed constant. Clones share them.
 #[derive(Clone)]
-pub struct AlignedBytes(Arc<Allocation>);
+pub struct AlignedBytes(Arc<Bytes>);
 
 impl AlignedBytes {
     /// A copy of these elements.
@@ -275,12 +282,25 @@ impl AlignedBytes {
         let bytes = as_bytes(elements);
         let mut allocation = Allocation::zeroed(bytes.len());
         allocation.as_mut_slice().copy_from_slice(bytes);
-        AlignedBytes(Arc::new(allocation))
+        AlignedBytes(Arc::new(Bytes::from_owner(allocation)))
+    }
+
+    /// These bytes: where they are if that is aligned, as a mapped file or an earlier `AlignedBytes` is, else a copy.
+    pub fn from_bytes(bytes: &Bytes) -> AlignedBytes {
+        match bytes.as_ptr().addr().is_multiple_of(ALIGNMENT) {
+            true => AlignedBytes(Arc::new(bytes.clone())),
+            false => AlignedBytes::from_slice(bytes),
+        }
     }
 
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
-        self.0.as_slice()
+        &self.0
+    }
+
+    /// The bytes, shared.
+    pub fn into_bytes(self) -> Bytes {
+        Bytes::clone(&self.0)
     }
 
     /// The bytes as elements, or `None` when the length is not a whole number of them.
@@ -288,7 +308,7 @@ impl AlignedBytes {
         view(self.as_bytes())
     }
 
-    /// Whether another clone holds the same allocation.
+    /// Whether another clone holds the same bytes.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
@@ -296,7 +316,7 @@ impl AlignedBytes {
 
 impl std::fmt::Debug for AlignedBytes {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "AlignedBytes({} bytes)", self.0.bytes)
+        write!(formatter, "AlignedBytes({} bytes)", self.0.len())
     }
 }
 
