@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: measuring against the bars, with peers in processes of their own.
 
 mod cpu;
+mod instructions;
 mod session;
 
 use anyhow::Result;
@@ -11,6 +12,8 @@ use clap::Subcommand;
 pub enum Bench {
     /// Latency against onnxruntime and OpenVINO.
     Cpu(cpu::CpuArguments),
+    /// Instruction counts of a fixed set of kernels, against those recorded in docs/instructions.json.
+    Instructions(instructions::InstructionsArguments),
     /// What a Session costs beside the model, and opening from the cache.
     Session(session::SessionArguments),
 }
@@ -19,6 +22,7 @@ pub enum Bench {
 pub fn run(what: &Bench) -> Result<()> {
     match what {
         Bench::Cpu(arguments) => cpu::run(arguments),
+        Bench::Instructions(arguments) => instructions::run(arguments),
         Bench::Session(arguments) => session::run(arguments),
     }
 }
