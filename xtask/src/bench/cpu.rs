@@ -15,31 +15,39 @@ use crate::measure::Milliseconds;
 use crate::worker::{Request, Worker, ask_own};
 use crate::{fetch, inputs, onnxruntime, openvino};
 
-/// Models, their batches, and sizes of axes that are not those of the example.
-const CASES: &[(&str, &[usize], &[(usize, usize)])] = &[
-    ("resnet50", &[1, 8], &[]),
-    ("mobilenet_v3_large", &[1], &[]),
-    ("yolov10n", &[1, 4], &[]),
-    ("yolov8n", &[1], &[]),
-    ("yolo11n", &[1], &[]),
-    ("nudenet_320n", &[1, 4], &[]),
-    ("ppocrv4_rec", &[1, 6], &[]),
-    ("ppocrv4_det", &[1], &[(2, 640), (3, 640)]),
-    ("paraphrase_minilm_l3", &[1, 8], &[]),
-    ("bert_base", &[1, 8], &[]),
-    ("vit_b_16", &[1], &[]),
-    ("open_nsfw_resnet50", &[1], &[]),
-    ("magika", &[1], &[]),
-    ("basic_pitch", &[1], &[]),
-    ("recsys190", &[1, 64], &[]),
+/// A model that is measured.
+struct Case {
+    model: &'static str,
+    batches: &'static [usize],
+    /// Axes whose sizes are not those of the example.
+    sizes: &'static [(usize, usize)],
+}
+
+/// Models in f32.
+const CASES: &[Case] = &[
+    Case { model: "resnet50", batches: &[1, 8], sizes: &[] },
+    Case { model: "mobilenet_v3_large", batches: &[1], sizes: &[] },
+    Case { model: "yolov10n", batches: &[1, 4], sizes: &[] },
+    Case { model: "yolov8n", batches: &[1], sizes: &[] },
+    Case { model: "yolo11n", batches: &[1], sizes: &[] },
+    Case { model: "nudenet_320n", batches: &[1, 4], sizes: &[] },
+    Case { model: "ppocrv4_rec", batches: &[1, 6], sizes: &[] },
+    Case { model: "ppocrv4_det", batches: &[1], sizes: &[(2, 640), (3, 640)] },
+    Case { model: "paraphrase_minilm_l3", batches: &[1, 8], sizes: &[] },
+    Case { model: "bert_base", batches: &[1, 8], sizes: &[] },
+    Case { model: "vit_b_16", batches: &[1], sizes: &[] },
+    Case { model: "open_nsfw_resnet50", batches: &[1], sizes: &[] },
+    Case { model: "magika", batches: &[1], sizes: &[] },
+    Case { model: "basic_pitch", batches: &[1], sizes: &[] },
+    Case { model: "recsys190", batches: &[1, 64], sizes: &[] },
 ];
 /// Models whose arithmetic is in integers, against onnxruntime only.
-const INTEGER_CASES: &[(&str, &[usize], &[(usize, usize)])] = &[
-    ("minimind2_small_q8", &[1], &[]),
-    ("whisper_tiny_q8_encoder", &[1], &[]),
-    ("whisper_tiny_q8_decoder", &[1], &[]),
-    ("ddddocr_rec", &[1], &[]),
-    ("minilm_l6_int8", &[1, 8], &[]),
+const INTEGER_CASES: &[Case] = &[
+    Case { model: "minimind2_small_q8", batches: &[1], sizes: &[] },
+    Case { model: "whisper_tiny_q8_encoder", batches: &[1], sizes: &[] },
+    Case { model: "whisper_tiny_q8_decoder", batches: &[1], sizes: &[] },
+    Case { model: "ddddocr_rec", batches: &[1], sizes: &[] },
+    Case { model: "minilm_l6_int8", batches: &[1, 8], sizes: &[] },
 ];
 /// Turns, of which each side's best counts: what else runs on the machine only ever adds time.
 const ROUNDS: usize = 3;
@@ -84,13 +92,13 @@ pub fn run(arguments: &CpuArguments) -> Result<()> {
     let cases = if arguments.int8 { INTEGER_CASES } else { CASES };
     let threads: Vec<usize> = arguments.threads.map_or(vec![2, 1], |threads| vec![threads]);
     let mut rows = Vec::new();
-    for (name, batches, sizes) in cases {
-        if arguments.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
+    for Case { model, batches, sizes } in cases {
+        if arguments.only.as_ref().is_some_and(|only| !model.contains(only.as_str())) {
             continue;
         }
         for &batch in *batches {
             for &threads in &threads {
-                let row = measure(&models, name, batch, sizes, threads, arguments);
+                let row = measure(&models, model, batch, sizes, threads, arguments);
                 eprintln!(
                     "{:<24} {:>3} × {} threads: {:>9.3} ms, onnxruntime {:>9.3}, OpenVINO {:>9.3}: {:.2}",
                     row.model,
