@@ -256,6 +256,15 @@ mod x86 {
                 b = b.wrapping_add(call.b_stride);
             }
         }
+        if call.finish.is_none() && call.is_first && call.cols == 16 * VECTORS {
+            for row in 0..ROWS {
+                for vector in 0..VECTORS {
+                    // SAFETY: all columns of the row are inside the tile, which the pointers cover.
+                    unsafe { _mm512_storeu_ps(call.c.add(row * call.c_stride + 16 * vector), sums[row][vector]) };
+                }
+            }
+            return;
+        }
         // The loop below is too long to be unrolled and would force the sums into memory from the start; this copy
         // is short, so they stay in registers until here.
         let mut stored = [[[0.0_f32; 16]; VECTORS]; ROWS];
