@@ -8,6 +8,7 @@
 pub mod arena;
 pub mod conv;
 mod conv_depthwise;
+mod conv_depthwise_rows;
 pub mod conv_int;
 mod conv_patches;
 pub mod conv_transpose;
