@@ -19,6 +19,8 @@ const BLOCK_BYTES: usize = 640 << 10;
 const BLOCK_GROUPS_MAX: usize = 16;
 /// The most bytes of factors that threads share; beyond it each makes its own blocks.
 const SHARED_BYTES_MAX: usize = 4 << 20;
+/// Work below this many cycles stays on one thread: about 20 µs.
+const SPLIT_CYCLES: usize = 70_000;
 /// Between arrays that are written together, so that they do not fall into the same sets of a cache.
 const SET_SHIFT: usize = 16;
 
@@ -100,7 +102,8 @@ impl Cut {
         let groups = tiles.div_ceil(GROUP);
         let group_bytes = size_of::<f32>() * GROUP * tile * tile * shape.in_channels.max(1);
         let row_tiles = filter_tiles(isa, shape.out_channels);
-        let threads = threads.max(1);
+        let cycles = winograd_cycles(tile, 1, shape).saturating_mul(shape.batch);
+        let threads = if cycles < SPLIT_CYCLES { 1 } else { threads.max(1) };
         // A part's share of the work is as good as its largest one is small; sharing costs a hand-over more.
         let by_groups = groups.div_ceil(threads) * row_tiles * 20;
         let by_rows = groups * row_tiles.div_ceil(threads) * 21;
