@@ -17,7 +17,7 @@ use precast_tensor::{DType, Digest, Type};
 
 use crate::lower::lower;
 use crate::step::{Lowered, Machine, Read, Run, StepNode};
-use crate::target::KIND;
+use crate::target::{KIND, STRICT};
 
 /// The CPU with a pool of threads that all Programs loaded on it share.
 pub struct CpuDevice {
@@ -125,6 +125,7 @@ impl CpuDevice {
         let rest = program.target.strip_prefix(KIND).and_then(|rest| rest.strip_prefix(':'));
         let (features, threads) =
             rest.and_then(|rest| rest.split_once(" threads=")).ok_or_else(|| refuse("it is not a CPU target"))?;
+        let (features, is_strict) = features.strip_suffix(STRICT).map_or((features, false), |isa| (isa, true));
         let isa = Isa::from_name(features).ok_or_else(|| refuse("its instruction set is unknown here"))?;
         if !isa.is_supported() {
             return Err(refuse("this CPU does not have its instructions"));
@@ -134,7 +135,7 @@ impl CpuDevice {
             return Err(refuse("it was compiled for fewer threads than this device has"));
         }
         debug_assert!(isa <= self.isa);
-        Ok(Machine { isa, threads })
+        Ok(Machine { isa, threads, is_strict })
     }
 }
 

@@ -193,4 +193,6 @@ pub struct Machine {
     pub isa: Isa,
     /// Threads of a run.
     pub threads: usize,
+    /// Whether kernels must round as the ops are written: no Winograd.
+    pub is_strict: bool,
 }

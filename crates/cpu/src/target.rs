@@ -19,6 +19,9 @@ use crate::step::{Machine, Read, StepNode};
 /// Kind of this target in descriptions.
 pub const KIND: &str = "cpu";
 
+/// Ends the features of a target that keeps rounding as it is.
+pub const STRICT: &str = "+strict";
+
 /// Compiles for one instruction set and number of threads.
 pub struct CpuTarget {
     machine: Machine,
@@ -29,8 +32,10 @@ pub struct CpuTarget {
 impl CpuTarget {
     /// A target for an instruction set and a number of threads.
     pub fn new(isa: Isa, threads: usize, options: PassOptions) -> CpuTarget {
-        let description = TargetDescription { kind: KIND.to_string(), features: isa.name().to_string(), threads };
-        CpuTarget { machine: Machine { isa, threads }, description, options }
+        let is_strict = options.strict_numerics;
+        let features = format!("{}{}", isa.name(), if is_strict { STRICT } else { "" });
+        let description = TargetDescription { kind: KIND.to_string(), features, threads };
+        CpuTarget { machine: Machine { isa, threads, is_strict }, description, options }
     }
 
     /// The Graph as the steps will compute it.

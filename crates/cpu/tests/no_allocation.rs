@@ -12,10 +12,11 @@ use precast_passes::PassOptions;
 use precast_program::{Bucket, Device, MemoryStore, Program, Target};
 
 /// Kernels that the graph must reach, by the beginning of their names.
-const KERNELS: [&str; 17] = [
+const KERNELS: [&str; 18] = [
     "conv+add+act",
     "conv.1x1",
     "conv.depthwise",
+    "conv.winograd4",
     "conv_transpose",
     "copy.concat",
     "copy.transpose",
@@ -80,7 +81,11 @@ fn graph() -> Graph {
   %43 = pad.reflect(%42) {{lo=[0, 0, 1, 1], hi=[0, 0, 0, 1]}} : f32[5,1,3,5]
   %44 = arg_reduce.max(%43) {{axis=3, keep_dims=false, last=false}} : i64[5,1,3]
   %45 = group_norm(%13, %3, %3) {{groups=4, epsilon=1e-5}} : f32[2,8,12,12]
-  return "a" %41, "b" %44, "c" %43, "d" %45
+  %46 = constant f32[16,4,3,3] [{w46}]
+  %47 = conv(%15, %46) {{stride=[1, 1], pad_lo=[1, 1], pad_hi=[1, 1], {conv}, groups=1}} : f32[2,16,24,24]
+  %48 = constant f32[16,16,3,3] [{w48}]
+  %49 = conv(%47, %48) {{stride=[1, 1], pad_lo=[1, 1], pad_hi=[1, 1], {conv}, groups=1}} : f32[2,16,24,24]
+  return "a" %41, "b" %44, "c" %43, "d" %45, "e" %49
 }}
 "#,
         w2 = constant(8 * 8 * 9),
@@ -93,6 +98,8 @@ fn graph() -> Graph {
         w31 = constant(96),
         w32 = constant(144),
         w39 = ["-3"; 48].join(", "),
+        w46 = constant(16 * 4 * 9),
+        w48 = constant(16 * 16 * 9),
     );
     text::parse(&graph, &NoConstants).unwrap()
 }

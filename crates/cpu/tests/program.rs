@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use precast_cpu::{CpuDevice, CpuTarget, Isa};
 use precast_ir::attr::NoConstants;
+use precast_ir::op::Conv;
 use precast_ir::{Graph, text};
 use precast_passes::PassOptions;
 use precast_program::{Bucket, Device, LoadedProgram, MemoryStore, Program, Target, decode, encode};
+use precast_tensor::{DType, Tensor, Type};
 
 /// One step of many kinds, with large and small constants. The numbers of a constant do not matter here.
 fn graph() -> Graph {
@@ -160,6 +162,26 @@ fn programs_for_something_else_are_refused_with_a_sentence() {
     for isa in Isa::ALL.into_iter().filter(|isa| !isa.is_supported()) {
         let sentence = refusal(with_target(&format!("cpu:{} threads=1", isa.name())), &store);
         assert!(sentence.ends_with("this CPU does not have its instructions"), "{sentence}");
+    }
+}
+
+#[test]
+fn strict_numerics_keep_sums_plain_and_load_again() {
+    let mut graph = Graph::new("");
+    let ty = |dims: [usize; 4]| Type::new(DType::F32, dims);
+    let x = graph.add_input("x", ty([1, 16, 24, 24]));
+    let filter = graph.add_constant(Tensor::from_vec([16, 16, 3, 3], vec![0.5f32; 16 * 16 * 9]).unwrap());
+    let (one, pad) = (vec![1, 1], vec![1.into(), 1.into()]);
+    let conv = Conv { stride: one.clone(), pad_lo: pad.clone(), pad_hi: pad, dilation: one, groups: 1 };
+    let y = graph.add(conv, &[x, filter], &Default::default()).unwrap();
+    graph.add_output("y", y);
+    for (strict_numerics, kernel) in [(false, "conv.winograd4"), (true, "conv")] {
+        let store = MemoryStore::default();
+        let options = PassOptions { strict_numerics, ..PassOptions::default() };
+        let target = CpuTarget::new(Isa::Portable, 1, options);
+        let program = target.compile(&graph, &Bucket::default(), &store).unwrap();
+        assert_eq!(program.steps[0].kernel, kernel);
+        load(program, &store).unwrap();
     }
 }
 

@@ -11,6 +11,11 @@ fn main() {
     println!("{:<44} {:>7} {:>17} {:>17}", "layer", "isa", "1 thread", "2 threads");
     let layers = [
         (3, 64, 1, 224, 7, 2),
+        (16, 16, 1, 160, 3, 1),
+        (32, 32, 1, 80, 3, 1),
+        (64, 64, 1, 80, 3, 1),
+        (64, 64, 1, 40, 3, 1),
+        (128, 128, 1, 20, 3, 1),
         (64, 64, 1, 56, 1, 1),
         (64, 64, 1, 56, 3, 1),
         (64, 256, 1, 56, 1, 1),
@@ -36,14 +41,15 @@ fn main() {
         (672, 672, 672, 14, 5, 2),
     ];
     for layer in layers {
-        time_conv(Isa::detect(), layer);
+        time_layer(Isa::detect(), layer);
     }
     for layer in layers.into_iter().skip(2).step_by(4).filter(|_| Isa::Avx2.is_supported()) {
-        time_conv(Isa::Avx2, layer);
+        time_layer(Isa::Avx2, layer);
     }
 }
 
-fn time_conv(
+/// Every tactic; a star marks the one that is chosen for two threads.
+fn time_layer(
     isa: Isa,
     (in_channels, out_channels, groups, size, filter, stride): (usize, usize, usize, usize, usize, usize),
 ) {
@@ -66,18 +72,30 @@ fn time_conv(
     };
     let x = vec![0.5_f32; in_channels * size * size];
     let weights = vec![0.25_f32; out_channels * in_channels / groups * filter * filter];
-    let packed = pack_filter(isa, &shape, &weights);
+    for tactic in [ConvTactic::Product, ConvTactic::Depthwise, ConvTactic::Winograd2, ConvTactic::Winograd4] {
+        if tactic.covers(&shape) {
+            time_conv(isa, tactic, &shape, &x, &weights);
+        }
+    }
+}
+
+fn time_conv(isa: Isa, tactic: ConvTactic, shape: &ConvShape, x: &[f32], weights: &[f32]) {
+    let ConvShape { in_channels, out_channels, groups, in_width: size, filter_width: filter, .. } = *shape;
+    let stride = shape.stride[0];
+    let packed = pack_filter(isa, tactic, shape, weights);
     let bias = vec![1.0_f32; out_channels];
-    let mut y = vec![0.0_f32; out_channels * out_size * out_size];
+    let mut y = vec![0.0_f32; out_channels * shape.out_height * shape.out_width];
     let epilogue = Epilogue { bias: Bias::Rows(&bias), residual: None, activation: Activation::Relu };
     let flops = 2 * y.len() * in_channels / groups * filter * filter;
     let times = [1, 2].map(|threads| {
         let pool = ThreadPool::new(threads);
         let Some(exec) = Exec::new(isa, &pool) else { return 0.0 };
-        let mut scratch = vec![0.0; conv_scratch_len(isa, threads, &shape)];
-        seconds(|| conv(exec, &shape, &x, &packed, &epilogue, &mut scratch, &mut y))
+        let mut scratch = vec![0.0; conv_scratch_len(isa, threads, tactic, shape)];
+        seconds(|| conv(exec, tactic, shape, x, &packed, &epilogue, &mut scratch, &mut y))
     });
-    let name = format!("{in_channels}->{out_channels} /{groups} {size}² {filter}x{filter} stride {stride}");
+    let star = if choose_tactic(2, shape, false) == tactic { "*" } else { "" };
+    let name =
+        format!("{tactic:?}{star} {in_channels}->{out_channels} /{groups} {size}² {filter}x{filter} stride {stride}");
     let shown = times.map(|time| format!("{:>8.1} µs {:>6.1}", time * 1e6, flops as f64 / time / 1e9));
     println!("{name:<44} {:>7} {:>17} {:>17}", &isa.name()[..4], shown[0], shown[1]);
 }

@@ -1,10 +1,15 @@
 //! f32 convolution of NCHW images in two dimensions; one dimension is a height of 1.
 //!
-//! Each group of each image is a product: packed filter × patches, with the patches packed from the image a cache
-//! block at a time. A 1×1 filter with stride 1 reads the image itself. Depthwise filters have their own kernel.
+//! By default each group of each image is a product: packed filter × patches, with the patches packed from the image a
+//! cache block at a time; a 1×1 filter with stride 1 reads the image itself. Depthwise filters have their own kernel,
+//! and 3×3 filters may be computed by Winograd's transforms, which round differently.
 
 use crate::conv_depthwise::{conv_depthwise, conv_depthwise_scratch_len, is_depthwise};
 use crate::conv_patches::ImagePatches;
+use crate::conv_winograd::{
+    FILTER_VALUES_PER_CYCLE, conv_winograd, is_winograd_form, pack_winograd, winograd_cycles, winograd_filter_len,
+    winograd_scratch_len,
+};
 use crate::epilogue::{Bias, Epilogue};
 use crate::gemm_drive::{DriveEpilogue, DriveShape, Item, SourceB, drive, drive_scratch_len};
 use crate::gemm_pack::{MatrixA, MatrixB, pack_a};
@@ -87,15 +92,96 @@ impl ConvShape {
     }
 }
 
-/// The form of a filter [out, in / groups, height, width] that `conv` reads. Depends on `isa` and the shape of the
-/// filter only.
-pub fn pack_filter(isa: Isa, shape: &ConvShape, weights: &[f32]) -> Vec<f32> {
+/// One way to compute a convolution; it decides the packed form of the filter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum ConvTactic {
+    /// A product of the filter with the patches of the image.
+    Product,
+    /// One channel at a time.
+    Depthwise,
+    /// Winograd's F(2,3): tiles of 4×4 give 2×2 outputs.
+    Winograd2,
+    /// Winograd's F(4,3): tiles of 6×6 give 4×4 outputs.
+    Winograd4,
+}
+
+impl ConvTactic {
+    /// The size of a Winograd tile.
+    fn tile(self) -> Option<usize> {
+        match self {
+            ConvTactic::Product | ConvTactic::Depthwise => None,
+            ConvTactic::Winograd2 => Some(4),
+            ConvTactic::Winograd4 => Some(6),
+        }
+    }
+
+    /// How many times the rounding error of a plain sum it may have (specs/compiler.md §10).
+    pub fn error_factor(self) -> f64 {
+        match self {
+            ConvTactic::Product | ConvTactic::Depthwise => 1.0,
+            ConvTactic::Winograd2 => 4.0,
+            ConvTactic::Winograd4 => 16.0,
+        }
+    }
+
+    /// Whether a convolution can be computed this way.
+    pub fn covers(self, shape: &ConvShape) -> bool {
+        match self {
+            ConvTactic::Product => !is_depthwise(shape),
+            ConvTactic::Depthwise => is_depthwise(shape),
+            ConvTactic::Winograd2 | ConvTactic::Winograd4 => is_winograd_form(shape) && !is_depthwise(shape),
+        }
+    }
+}
+
+/// Winograd is taken when its estimate is below this share of the product's, in hundredths: estimates are rough and its
+/// filters are larger.
+const WINOGRAD_SHARE: usize = 85;
+
+/// The cheapest tactic that keeps rounding as it is, or the cheapest of all where it may change. The batch plays no
+/// part, so that Programs for different batches share their packed filters.
+pub fn choose_tactic(threads: usize, shape: &ConvShape, is_strict: bool) -> ConvTactic {
+    if is_depthwise(shape) {
+        return ConvTactic::Depthwise;
+    }
+    if is_strict || !is_winograd_form(shape) {
+        return ConvTactic::Product;
+    }
+    let values = 9 * shape.in_channels * (shape.out_channels + PATCH_CYCLES);
+    let arithmetic = values * shape.out_area().div_ceil(16) / threads.max(1);
+    let product = arithmetic + 9 * shape.in_channels * shape.out_channels / FILTER_VALUES_PER_CYCLE;
+    let (two, four) = (winograd_cycles(4, threads, shape), winograd_cycles(6, threads, shape));
+    match (two.min(four).saturating_mul(100) < product.saturating_mul(WINOGRAD_SHARE), two < four) {
+        (false, _) => ConvTactic::Product,
+        (true, true) => ConvTactic::Winograd2,
+        (true, false) => ConvTactic::Winograd4,
+    }
+}
+
+/// Cycles to pack a vector of a patch.
+const PATCH_CYCLES: usize = 3;
+
+/// Elements of the form of a filter that `pack_filter` makes.
+pub fn packed_filter_len(tactic: ConvTactic, shape: &ConvShape) -> usize {
+    match tactic.tile() {
+        Some(tile) => winograd_filter_len(tile, shape),
+        None => shape.out_channels * shape.channels_per_group() * shape.taps(),
+    }
+}
+
+/// The form of a filter [out, in / groups, height, width] that `conv` reads. Depends on `isa`, the tactic and the shape
+/// of the filter only.
+pub fn pack_filter(isa: Isa, tactic: ConvTactic, shape: &ConvShape, weights: &[f32]) -> Vec<f32> {
     shape.check();
+    assert!(tactic.covers(shape), "{tactic:?} for {shape:?}");
     let DriveShape { m, k, .. } = shape.drive_shape();
     let (channels, taps) = (shape.channels_per_group(), shape.taps());
     assert!(weights.len() >= shape.out_channels * k, "filter of {} for {shape:?}", weights.len());
     let weights = &weights[..shape.out_channels * k];
-    if is_depthwise(shape) || weights.is_empty() {
+    if let Some(tile) = tactic.tile() {
+        return pack_winograd(isa, tile, shape, weights);
+    }
+    if tactic == ConvTactic::Depthwise || weights.is_empty() {
         return weights.to_vec();
     }
     let mut packed = Vec::with_capacity(weights.len());
@@ -112,20 +198,22 @@ pub fn pack_filter(isa: Isa, shape: &ConvShape, weights: &[f32]) -> Vec<f32> {
     packed
 }
 
-/// Elements of scratch that `conv` needs with a pool of this many threads.
-pub fn conv_scratch_len(isa: Isa, threads: usize, shape: &ConvShape) -> usize {
+/// Elements of scratch that `conv` needs with a pool of up to this many threads.
+pub fn conv_scratch_len(isa: Isa, threads: usize, tactic: ConvTactic, shape: &ConvShape) -> usize {
     shape.check();
-    if is_depthwise(shape) {
-        conv_depthwise_scratch_len(threads, shape)
-    } else {
-        drive_scratch_len(isa, threads, &shape.drive_shape(), false, true)
+    match tactic {
+        ConvTactic::Depthwise => conv_depthwise_scratch_len(threads, shape),
+        ConvTactic::Product => drive_scratch_len(isa, threads, &shape.drive_shape(), false, true),
+        ConvTactic::Winograd2 => winograd_scratch_len(isa, threads, 4, shape),
+        ConvTactic::Winograd4 => winograd_scratch_len(isa, threads, 6, shape),
     }
 }
 
 /// y = activation(conv(x, filter) + bias + residual). The bias is `Bias::Rows`, one value for each output channel; the
-/// residual is laid out like y. Panics when a slice is too short.
+/// residual is laid out like y. The filter was packed for the same tactic. Panics when a slice is too short.
 pub fn conv(
     exec: Exec,
+    tactic: ConvTactic,
     shape: &ConvShape,
     x: &[f32],
     filter: &[f32],
@@ -134,18 +222,22 @@ pub fn conv(
     y: &mut [f32],
 ) {
     shape.check();
+    assert!(tactic.covers(shape), "{tactic:?} for {shape:?}");
     let drive_shape = shape.drive_shape();
     let DriveShape { items, m, n, k, .. } = drive_shape;
     let image_len = shape.channels_per_group() * shape.in_area();
     assert!(x.len() >= items * image_len, "x of {} for {shape:?}", x.len());
     assert!(y.len() >= items * m * n, "y of {} for {shape:?}", y.len());
-    assert!(filter.len() >= shape.out_channels * k, "filter of {} for {shape:?}", filter.len());
+    assert!(filter.len() >= packed_filter_len(tactic, shape), "filter of {} for {shape:?}", filter.len());
     let bias = match epilogue.bias {
         Bias::None => None,
         Bias::Rows(bias) => Some(bias),
         Bias::Columns(_) => panic!("the bias of a convolution is one value for each output channel"),
     };
-    if is_depthwise(shape) {
+    if let Some(tile) = tactic.tile() {
+        return conv_winograd(exec, tile, shape, x, filter, bias, epilogue, scratch, y);
+    }
+    if tactic == ConvTactic::Depthwise {
         return conv_depthwise(exec, shape, x, filter, bias, epilogue, scratch, y);
     }
     let item = |index: usize| {

@@ -2,9 +2,11 @@
 //!
 //! Each channel is first copied into a padded plane, split by the phases of the stride, so that a tap is a constant
 //! distance for every output pixel. The output is then computed over the whole plane as one long row; the few values
-//! that fall in the padding between rows are dropped when rows are copied out.
+//! that fall in the padding between rows are dropped when rows are copied out. The common filters have a form that
+//! reads the image itself, in `conv_depthwise_rows.rs`.
 
 use crate::conv::ConvShape;
+use crate::conv_depthwise_rows::{self, ChannelRows};
 use crate::epilogue::{Activation, Epilogue};
 use crate::isa::{Exec, Isa};
 use crate::pool::{SharedMut, share};
@@ -20,6 +22,8 @@ const CHUNK: usize = 64;
 const STRIP: usize = 2048;
 /// Multiplications below which all work stays on one thread: about 20 µs.
 const SPLIT_PRODUCTS: usize = 400_000;
+/// The same for the form that reads the image itself.
+const SPLIT_PRODUCTS_ROWS: usize = 800_000;
 
 /// Whether `conv` computes this shape without a product.
 pub(crate) fn is_depthwise(shape: &ConvShape) -> bool {
@@ -47,6 +51,9 @@ pub(crate) fn conv_depthwise(
     let (in_area, out_area) = (shape.in_area(), shape.out_area());
     if planes * multiplier * out_area == 0 {
         return;
+    }
+    if conv_depthwise_rows::covers(exec.isa(), shape) {
+        return run_rows(exec, shape, x, filter, bias, epilogue, y);
     }
     let plane = Plane::of(shape);
     let (distances, taps) = (plane.distances(shape), shape.taps());
@@ -80,6 +87,43 @@ pub(crate) fn conv_depthwise(
                     out_width: shape.out_width,
                 };
                 channel.run(exec.isa(), target, strip);
+            }
+        }
+    });
+}
+
+/// The form that reads the image itself.
+fn run_rows(
+    exec: Exec,
+    shape: &ConvShape,
+    x: &[f32],
+    filter: &[f32],
+    bias: Option<&[f32]>,
+    epilogue: &Epilogue,
+    y: &mut [f32],
+) {
+    let (planes, multiplier) = (shape.batch * shape.groups, shape.out_channels / shape.groups);
+    let (in_area, out_area, taps) = (shape.in_area(), shape.out_area(), shape.taps());
+    let y = &mut y[..planes * multiplier * out_area];
+    let is_small = y.len() * taps < SPLIT_PRODUCTS_ROWS;
+    let parts = if is_small { 1 } else { exec.threads().min(planes * multiplier) };
+    let (limits, y) = (epilogue.activation.limits(), SharedMut::new(y));
+    exec.pool().run(parts, &|part| {
+        for index in share(planes * multiplier, parts, part) {
+            let channel = index % shape.out_channels;
+            // SAFETY: every plane belongs to one part.
+            let target = unsafe { y.slice(index * out_area, out_area) };
+            let rows = ChannelRows {
+                shape,
+                image: &x[index / multiplier * in_area..][..in_area],
+                weights: &filter[channel * taps..(channel + 1) * taps],
+                bias: bias.map_or(0.0, |bias| bias[channel]),
+                residual: epilogue.residual.map(|residual| &residual[index * out_area..][..out_area]),
+                limits: limits.unwrap_or((f32::NEG_INFINITY, f32::INFINITY)),
+            };
+            rows.run(exec.isa(), target);
+            if limits.is_none() {
+                crate::math::activate(exec.isa(), epilogue.activation, target);
             }
         }
     });

@@ -54,6 +54,15 @@ impl ImagePatches<'_> {
             let lanes = LANES.min(width - lane);
             let first = columns.end.min(columns.start + lane);
             let (runs, run_count) = self.runs(first..columns.end.min(first + lanes));
+            #[cfg(target_arch = "x86_64")]
+            if isa >= Isa::Avx512 && run_count == 1 && self.is_interior(&runs[0]) {
+                let target = &mut target[lane..];
+                assert!(target.len() >= (ks.len().max(1) - 1) * width + LANES);
+                // SAFETY: the machine has AVX-512, as `isa` came through `Exec`; the run is interior, and the target
+                // has a row of 16 for each k.
+                unsafe { self.pack_interior(&runs[0], width, ks.clone(), target.as_mut_ptr()) };
+                continue;
+            }
             let mut k = ks.start;
             while k < ks.end {
                 let (tap, channel) = (k / channels, k % channels);
@@ -89,6 +98,17 @@ impl ImagePatches<'_> {
             (row, column) = (row + 1, 0);
         }
         (runs, count)
+    }
+
+    /// Whether a run fills all lanes and no tap of it reaches over the sides of the image, and strides suit
+    /// `pack_interior`.
+    #[cfg(target_arch = "x86_64")]
+    fn is_interior(&self, run: &PixelRun) -> bool {
+        let shape = self.shape;
+        let first = run.column * shape.stride[1];
+        let last = first + (LANES - 1) * shape.stride[1] + (shape.filter_width - 1) * shape.dilation[1];
+        let is_whole = run.lane == 0 && run.len == LANES && shape.stride[1] <= 2;
+        is_whole && first >= shape.pad_left && last < shape.pad_left + shape.in_width
     }
 
     /// The pixels of a run whose source is inside the image for a tap.
@@ -173,8 +193,56 @@ impl TapCopy {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{LANES, Segment, TapCopy};
+    use super::{ImagePatches, LANES, PixelRun, Segment, TapCopy};
     use std::arch::x86_64::*;
+    use std::ops::Range;
+
+    impl ImagePatches<'_> {
+        /// Most pixels of wide images: a tap is one address for all lanes and only whole rows of it may be outside.
+        ///
+        /// # Safety
+        /// The run is interior, the image has all channels of the group, and `target` room for 16 values for each k,
+        /// `width` apart.
+        #[target_feature(enable = "avx512f")]
+        pub(super) unsafe fn pack_interior(&self, run: &PixelRun, width: usize, ks: Range<usize>, target: *mut f32) {
+            let shape = self.shape;
+            let (channels, area) = (shape.channels_per_group(), shape.in_area());
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let column = run.column * shape.stride[1] - shape.pad_left;
+            let (mut tap, mut channel) = (ks.start / channels, ks.start % channels);
+            let (mut tap_row, mut tap_column) = (tap / shape.filter_width, tap % shape.filter_width);
+            let mut done = 0;
+            while done < ks.len() {
+                let count = (channels - channel).min(ks.len() - done);
+                let y = (run.row * shape.stride[0] + tap_row * shape.dilation[0]).wrapping_sub(shape.pad_top);
+                let is_inside = y < shape.in_height;
+                let pixel = y.wrapping_mul(shape.in_width).wrapping_add(column + tap_column * shape.dilation[1]);
+                let mut source = self.image.as_ptr().wrapping_add(channel * area).wrapping_add(pixel);
+                for at in done..done + count {
+                    // SAFETY: the 16 pixels lie in one row of the image, and so do the values between them.
+                    unsafe {
+                        let value = if !is_inside {
+                            _mm512_setzero_ps()
+                        } else if shape.stride[1] == 1 {
+                            _mm512_loadu_ps(source)
+                        } else {
+                            let high = _mm512_maskz_loadu_ps(0x7fff, source.add(LANES));
+                            _mm512_permutex2var_ps(_mm512_loadu_ps(source), even, high)
+                        };
+                        _mm512_storeu_ps(target.add(at * width), value);
+                    }
+                    source = source.wrapping_add(area);
+                }
+                done += count;
+                (tap, channel) = (tap + 1, 0);
+                tap_column += 1;
+                if tap_column == shape.filter_width {
+                    (tap_row, tap_column) = (tap_row + 1, 0);
+                }
+            }
+            debug_assert!(tap <= shape.taps());
+        }
+    }
 
     impl TapCopy {
         /// One masked load a segment: the address is moved back so that its first pixel falls on its lane.

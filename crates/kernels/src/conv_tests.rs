@@ -7,11 +7,15 @@ use crate::test_data::Lcg;
 
 const U: f64 = 1.0 / 16_777_216.0;
 
-/// (value, tolerance) of each output by specs/compiler.md §10.
-fn reference(shape: &ConvShape, x: &[f32], weights: &[f32], bias: &[f32]) -> Vec<(f64, f64)> {
+/// (value, tolerance) of each output by specs/compiler.md §10. A factor above 1 is Winograd's: an output takes part in the
+/// sums of its whole tile, so s is made from the largest elements instead of the output's own terms.
+fn reference(factor: f64, shape: &ConvShape, x: &[f32], weights: &[f32], bias: &[f32]) -> Vec<(f64, f64)> {
     let channels = shape.channels_per_group();
     let per_group = shape.out_channels / shape.groups;
     let mut expected = Vec::new();
+    let terms = (channels * shape.taps() + 1) as f64;
+    let peak = |values: &[f32]| f64::from(values.iter().fold(0.0_f32, |peak, value| peak.max(value.abs())));
+    let largest = terms.sqrt() * (peak(x) * peak(weights)).max(peak(bias));
     for image in 0..shape.batch {
         for out_channel in 0..shape.out_channels {
             let group = out_channel / per_group;
@@ -36,20 +40,30 @@ fn reference(shape: &ConvShape, x: &[f32], weights: &[f32], bias: &[f32]) -> Vec
                         (sum, squares) = (sum + term, squares + term * term);
                     }
                 }
-                let terms = (channels * shape.taps() + 1) as f64;
-                let s = squares.sqrt().max(sum.abs());
-                expected.push((sum, 2.0 * U * sum.abs() + 4.0 * U * terms.sqrt() * s));
+                let s = if factor > 1.0 { largest } else { squares.sqrt().max(sum.abs()) };
+                expected.push((sum, 2.0 * U * sum.abs() + 4.0 * factor * U * terms.sqrt() * s));
             }
         }
     }
     expected
 }
 
-fn convolve(exec: Exec, shape: &ConvShape, x: &[f32], weights: &[f32], epilogue: &Epilogue) -> Vec<f32> {
-    let filter = pack_filter(exec.isa(), shape, weights);
-    let mut scratch = vec![f32::NAN; conv_scratch_len(exec.isa(), exec.threads(), shape)];
+const TACTICS: [ConvTactic; 4] =
+    [ConvTactic::Product, ConvTactic::Depthwise, ConvTactic::Winograd2, ConvTactic::Winograd4];
+
+fn convolve(
+    exec: Exec,
+    tactic: ConvTactic,
+    shape: &ConvShape,
+    x: &[f32],
+    weights: &[f32],
+    epilogue: &Epilogue,
+) -> Vec<f32> {
+    let filter = pack_filter(exec.isa(), tactic, shape, weights);
+    assert_eq!(filter.len(), packed_filter_len(tactic, shape));
+    let mut scratch = vec![f32::NAN; conv_scratch_len(exec.isa(), exec.threads(), tactic, shape)];
     let mut y = vec![f32::NAN; shape.batch * shape.out_channels * shape.out_area()];
-    conv(exec, shape, x, &filter, epilogue, &mut scratch, &mut y);
+    conv(exec, tactic, shape, x, &filter, epilogue, &mut scratch, &mut y);
     y
 }
 
@@ -119,28 +133,103 @@ fn shapes() -> Vec<ConvShape> {
     ]
 }
 
-#[test]
-fn convolutions_match_plain_loops() {
-    for shape in shapes() {
-        let mut lcg = Lcg::new((shape.in_width * 7 + shape.out_channels) as u64);
-        let x = lcg.floats(shape.batch * shape.in_channels * shape.in_area());
-        let weights = lcg.floats(shape.out_channels * shape.channels_per_group() * shape.taps());
-        let bias = lcg.floats(shape.out_channels);
-        let expected = reference(&shape, &x, &weights, &bias);
-        let epilogue = Epilogue { bias: Bias::Rows(&bias), ..Epilogue::default() };
+/// Every tactic that covers the shape, on every instruction set and several thread counts.
+fn check_shape(shape: &ConvShape) {
+    let mut lcg = Lcg::new((shape.in_width * 7 + shape.out_channels) as u64);
+    let x = lcg.floats(shape.batch * shape.in_channels * shape.in_area());
+    let weights = lcg.floats(shape.out_channels * shape.channels_per_group() * shape.taps());
+    let bias = lcg.floats(shape.out_channels);
+    let epilogue = Epilogue { bias: Bias::Rows(&bias), ..Epilogue::default() };
+    for tactic in TACTICS.into_iter().filter(|tactic| tactic.covers(shape)) {
+        let expected = reference(tactic.error_factor(), shape, &x, &weights, &bias);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
             let mut first: Option<Vec<f32>> = None;
             for threads in [1, 2, 3] {
                 let pool = ThreadPool::new(threads);
-                let y = convolve(Exec::new(isa, &pool).unwrap(), &shape, &x, &weights, &epilogue);
+                let y = convolve(Exec::new(isa, &pool).unwrap(), tactic, shape, &x, &weights, &epilogue);
                 for (index, (actual, (value, tolerance))) in y.iter().zip(&expected).enumerate() {
                     let error = (f64::from(*actual) - value).abs();
-                    assert!(error <= *tolerance, "{isa:?} {shape:?} at {index}: {actual}, expected {value}");
+                    assert!(error <= *tolerance, "{isa:?} {tactic:?} {shape:?} at {index}: {actual}, not {value}");
                 }
-                assert_eq!(*first.get_or_insert_with(|| y.clone()), y, "{isa:?} {shape:?} on {threads} threads");
+                assert_eq!(
+                    *first.get_or_insert_with(|| y.clone()),
+                    y,
+                    "{isa:?} {tactic:?} {shape:?} {threads} threads"
+                );
             }
         }
     }
+}
+
+#[test]
+fn convolutions_match_plain_loops() {
+    for shape in shapes() {
+        check_shape(&shape);
+    }
+}
+
+#[test]
+fn random_3x3_convolutions_match_plain_loops() {
+    let mut lcg = Lcg::new(3);
+    let mut pick = |low: usize, high: usize| low + (lcg.next_u32() as usize) % (high - low + 1);
+    for _ in 0..40 {
+        let size = [pick(1, 40), pick(1, 70)];
+        let mut shape = shape_of(pick(1, 3), [pick(1, 20), pick(1, 40), 1], size, [3, 3], [1, 1], [1, 1], [1, 1]);
+        (shape.pad_top, shape.pad_left) = (pick(0, 3), pick(0, 3));
+        (shape.out_height, shape.out_width) = (pick(1, size[0] + 3), pick(1, size[1] + 3));
+        check_shape(&shape);
+    }
+}
+
+#[test]
+fn random_depthwise_convolutions_match_plain_loops() {
+    let mut lcg = Lcg::new(5);
+    let mut pick = |low: usize, high: usize| low + (lcg.next_u32() as usize) % (high - low + 1);
+    for _ in 0..60 {
+        let (size, filter, stride) = ([pick(1, 24), pick(1, 70)], [3, 5][pick(0, 1)], pick(1, 2));
+        let (channels, multiplier) = (pick(2, 5), pick(1, 2));
+        let counts = [channels, channels * multiplier, channels];
+        let mut shape = shape_of(pick(1, 2), counts, size, [filter; 2], [stride; 2], [1, 1], [1, 1]);
+        (shape.pad_top, shape.pad_left) = (pick(0, filter), pick(0, filter));
+        (shape.out_height, shape.out_width) = (pick(1, size[0] / stride + 3), pick(1, size[1] / stride + 3));
+        check_shape(&shape);
+    }
+}
+
+#[test]
+fn large_sums_match_plain_loops() {
+    // More channels than one chain of additions takes, values of one sign.
+    let shape = shape_of(1, [530, 9, 1], [9, 6], [3, 3], [1, 1], [1, 1], [1, 1]);
+    let mut lcg = Lcg::new(11);
+    let x: Vec<f32> = lcg.floats(shape.in_channels * shape.in_area()).iter().map(|x| x.abs() + 1.0).collect();
+    let weights: Vec<f32> = lcg.floats(shape.out_channels * shape.in_channels * 9).iter().map(|x| x.abs()).collect();
+    let pool = ThreadPool::new(2);
+    for tactic in TACTICS.into_iter().filter(|tactic| tactic.covers(&shape)) {
+        let expected = reference(tactic.error_factor(), &shape, &x, &weights, &[0.0; 9]);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+            let exec = Exec::new(isa, &pool).unwrap();
+            let y = convolve(exec, tactic, &shape, &x, &weights, &Epilogue::default());
+            for (actual, (value, tolerance)) in y.iter().zip(&expected) {
+                assert!((f64::from(*actual) - value).abs() <= *tolerance, "{isa:?} {tactic:?}: {actual}, not {value}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tactics_are_chosen_by_shape_but_not_by_batch() {
+    let chosen = |channels: usize, size: usize, stride: usize, batch: usize| {
+        let shape = shape_of(batch, [channels, channels, 1], [size; 2], [3, 3], [stride; 2], [1, 1], [1, 1]);
+        choose_tactic(2, &shape, false)
+    };
+    for batch in [1, 8] {
+        assert_eq!(chosen(64, 56, 1, batch), ConvTactic::Winograd4);
+        assert_eq!(chosen(512, 7, 1, batch), ConvTactic::Winograd2);
+        assert_eq!(chosen(64, 56, 2, batch), ConvTactic::Product);
+        assert_eq!(chosen(2, 56, 1, batch), ConvTactic::Product);
+    }
+    let shape = shape_of(1, [64, 64, 1], [56, 56], [3, 3], [1, 1], [1, 1], [1, 1]);
+    assert_eq!(choose_tactic(2, &shape, true), ConvTactic::Product, "strict numerics");
 }
 
 #[test]
@@ -149,25 +238,16 @@ fn outputs_may_reach_beyond_the_padding() {
     for channels in [[2, 3, 1], [2, 2, 2]] {
         let mut shape = shape_of(1, channels, [4, 5], [3, 3], [1, 1], [1, 1], [1, 1]);
         (shape.out_height, shape.out_width) = (7, 9);
-        let mut lcg = Lcg::new(5);
-        let x = lcg.floats(shape.in_channels * shape.in_area());
-        let weights = lcg.floats(shape.out_channels * shape.channels_per_group() * shape.taps());
-        let expected = reference(&shape, &x, &weights, &[0.0; 3]);
-        let pool = ThreadPool::new(2);
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
-            let y = convolve(Exec::new(isa, &pool).unwrap(), &shape, &x, &weights, &Epilogue::default());
-            for (actual, (value, tolerance)) in y.iter().zip(&expected) {
-                assert!((f64::from(*actual) - value).abs() <= *tolerance, "{isa:?} {shape:?}");
-            }
-        }
+        check_shape(&shape);
     }
 }
 
 #[test]
-fn epilogues_apply_to_both_kinds() {
+fn epilogues_apply_to_every_tactic() {
     for shape in [
         shape_of(2, [6, 10, 2], [9, 9], [3, 3], [1, 1], [1, 1], [1, 1]),
         shape_of(2, [6, 6, 6], [9, 9], [3, 3], [1, 1], [1, 1], [1, 1]),
+        shape_of(2, [6, 10, 1], [9, 9], [3, 3], [1, 1], [1, 1], [1, 1]),
     ] {
         let mut lcg = Lcg::new(17);
         let x = lcg.floats(shape.batch * shape.in_channels * shape.in_area());
@@ -178,19 +258,21 @@ fn epilogues_apply_to_both_kinds() {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
             let exec = Exec::new(isa, &pool).unwrap();
             let epilogue = Epilogue { bias: Bias::Rows(&bias), ..Epilogue::default() };
-            let plain = convolve(exec, &shape, &x, &weights, &epilogue);
-            for activation in [Activation::Relu, Activation::Clamp { lo: 0.0, hi: 6.0 }, Activation::Sigmoid] {
-                let epilogue = Epilogue { bias: Bias::Rows(&bias), residual: Some(&residual), activation };
-                let actual = convolve(exec, &shape, &x, &weights, &epilogue);
-                for ((actual, plain), residual) in actual.iter().zip(&plain).zip(&residual) {
-                    let sum = f64::from(plain + residual);
-                    let expected = match activation {
-                        Activation::Relu => sum.max(0.0),
-                        Activation::Sigmoid => 1.0 / (1.0 + (-sum).exp()),
-                        _ => sum.clamp(0.0, 6.0),
-                    };
-                    let error = (f64::from(*actual) - expected).abs();
-                    assert!(error <= 1e-5 * expected.abs().max(1.0), "{isa:?} {activation:?}");
+            for tactic in TACTICS.into_iter().filter(|tactic| tactic.covers(&shape)) {
+                let plain = convolve(exec, tactic, &shape, &x, &weights, &epilogue);
+                for activation in [Activation::Relu, Activation::Clamp { lo: 0.0, hi: 6.0 }, Activation::Sigmoid] {
+                    let epilogue = Epilogue { bias: Bias::Rows(&bias), residual: Some(&residual), activation };
+                    let actual = convolve(exec, tactic, &shape, &x, &weights, &epilogue);
+                    for ((actual, plain), residual) in actual.iter().zip(&plain).zip(&residual) {
+                        let sum = f64::from(plain + residual);
+                        let expected = match activation {
+                            Activation::Relu => sum.max(0.0),
+                            Activation::Sigmoid => 1.0 / (1.0 + (-sum).exp()),
+                            _ => sum.clamp(0.0, 6.0),
+                        };
+                        let error = (f64::from(*actual) - expected).abs();
+                        assert!(error <= 1e-5 * expected.abs().max(1.0), "{isa:?} {tactic:?} {activation:?}");
+                    }
                 }
             }
         }

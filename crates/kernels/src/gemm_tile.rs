@@ -219,18 +219,25 @@ mod x86 {
     pub(super) unsafe fn tile_avx512<const ROWS: usize>(call: &TileCall) {
         // SAFETY: passed on from the caller.
         unsafe {
-            if call.cols <= 16 {
-                tile_avx512_of::<ROWS, 1>(call);
-            } else {
-                tile_avx512_of::<ROWS, 2>(call);
+            match call.cols {
+                1 => tile_avx512_of::<ROWS, 0, 1>(call),
+                2..=4 => tile_avx512_of::<ROWS, 0, 4>(call),
+                5..=16 => tile_avx512_of::<ROWS, 1, 0>(call),
+                17 => tile_avx512_of::<ROWS, 1, 1>(call),
+                18..=20 => tile_avx512_of::<ROWS, 1, 4>(call),
+                _ => tile_avx512_of::<ROWS, 2, 0>(call),
             }
         }
     }
 
+    /// `VECTORS` times 16 columns, and `SINGLES` more. A vector of a single column has the rows as its lanes: one
+    /// multiplication for up to 16 rows, where a vector of mostly unused columns takes one a row.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn tile_avx512_of<const ROWS: usize, const VECTORS: usize>(call: &TileCall) {
+    unsafe fn tile_avx512_of<const ROWS: usize, const VECTORS: usize, const SINGLES: usize>(call: &TileCall) {
         let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+        let mut singles = [_mm512_setzero_ps(); SINGLES];
+        let rows = ((1_u32 << ROWS) - 1) as __mmask16;
         if !call.is_first {
             for row in 0..ROWS {
                 for vector in 0..VECTORS {
@@ -243,30 +250,56 @@ mod x86 {
         for _ in 0..call.k {
             // SAFETY: B has k rows of the tile's full width, A k groups of ROWS; the pointers move one step each.
             unsafe {
-                let low = _mm512_loadu_ps(b);
-                let high = if VECTORS == 2 { _mm512_loadu_ps(b.add(16)) } else { low };
-                for row in 0..ROWS {
-                    let a = _mm512_set1_ps(*a.add(row));
-                    sums[row][0] = _mm512_fmadd_ps(a, low, sums[row][0]);
-                    if VECTORS == 2 {
-                        sums[row][1] = _mm512_fmadd_ps(a, high, sums[row][1]);
+                if VECTORS > 0 {
+                    let low = _mm512_loadu_ps(b);
+                    let high = if VECTORS == 2 { _mm512_loadu_ps(b.add(16)) } else { low };
+                    for row in 0..ROWS {
+                        let a = _mm512_set1_ps(*a.add(row));
+                        sums[row][0] = _mm512_fmadd_ps(a, low, sums[row][0]);
+                        if VECTORS == 2 {
+                            sums[row][1] = _mm512_fmadd_ps(a, high, sums[row][1]);
+                        }
+                    }
+                }
+                if SINGLES > 0 {
+                    let a = _mm512_maskz_loadu_ps(rows, a);
+                    for single in 0..SINGLES {
+                        let b = _mm512_set1_ps(*b.add(16 * VECTORS + single));
+                        singles[single] = _mm512_fmadd_ps(a, b, singles[single]);
                     }
                 }
                 a = a.add(ROWS);
                 b = b.wrapping_add(call.b_stride);
             }
         }
+        if SINGLES == 0 && call.finish.is_none() && call.is_first && call.cols == 16 * VECTORS {
+            for row in 0..ROWS {
+                for vector in 0..VECTORS {
+                    // SAFETY: all columns of the row are inside the tile, which the pointers cover.
+                    unsafe { _mm512_storeu_ps(call.c.add(row * call.c_stride + 16 * vector), sums[row][vector]) };
+                }
+            }
+            return;
+        }
         // The loop below is too long to be unrolled and would force the sums into memory from the start; this copy
         // is short, so they stay in registers until here.
-        let mut stored = [[[0.0_f32; 16]; VECTORS]; ROWS];
+        let mut stored = [[[0.0_f32; 16]; 2]; ROWS];
         for row in 0..ROWS {
             for vector in 0..VECTORS {
                 // SAFETY: 16 floats hold one vector.
                 unsafe { _mm512_storeu_ps(stored[row][vector].as_mut_ptr(), sums[row][vector]) };
             }
         }
+        for single in 0..SINGLES {
+            let mut column = [0.0_f32; 16];
+            // SAFETY: 16 floats hold one vector.
+            unsafe { _mm512_storeu_ps(column.as_mut_ptr(), singles[single]) };
+            for row in 0..ROWS {
+                stored[row][VECTORS][single] = column[row];
+            }
+        }
         for (row, stored) in stored.iter().enumerate() {
-            for (vector, stored) in stored.iter().enumerate() {
+            for (vector, stored) in stored.iter().enumerate().take(VECTORS + usize::from(SINGLES > 0)) {
                 let live = call.cols.saturating_sub(16 * vector).min(16);
                 let mask = ((1_u32 << live) - 1) as __mmask16;
                 // SAFETY: 16 floats hold one vector; the mask keeps the store to the columns of the tile, which the

@@ -8,9 +8,11 @@
 pub mod arena;
 pub mod conv;
 mod conv_depthwise;
+mod conv_depthwise_rows;
 pub mod conv_int;
 mod conv_patches;
 pub mod conv_transpose;
+mod conv_winograd;
 pub mod copy;
 pub mod epilogue;
 pub mod float16;
@@ -40,3 +42,5 @@ pub mod softmax;
 #[cfg(test)]
 mod test_data;
 pub mod window;
+mod winograd_lanes;
+mod winograd_transform;

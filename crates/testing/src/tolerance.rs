@@ -13,6 +13,8 @@ use precast_tensor::{DType, Tensor};
 
 /// Error of a transcendental function in f32, in units in the last place.
 const FUNCTION_ULPS: f64 = 4.0;
+/// How many times the error of a plain sum Winograd's F(4,3) may have.
+const WINOGRAD_FACTOR: f64 = 16.0;
 /// Absolute error of `logistic`: 2^-22.
 const LOGISTIC_ERROR: f64 = 1.0 / (1 << 22) as f64;
 /// Distance of the smallest f32 numbers: below them rounding is absolute. Functions may miss by a few.
@@ -183,13 +185,15 @@ fn node_bound(node: &Node, operands: &[Tensor]) -> Bound {
             let k = x.shape()[if op.transpose_a { rank - 2 } else { rank - 1 }];
             sum_bound(dtype, k, largest(x) * largest(&operands[1]))
         }
-        // The bias is one more term.
-        Op::Conv(_) | Op::ConvTranspose(_) => {
-            let filter = operands[1].shape();
-            let n = filter[1..].iter().product::<usize>().max(filter[0] * filter[2..].iter().product::<usize>()) + 1;
-            let bias = operands.get(2).map_or(0.0, largest);
-            sum_bound(dtype, n, (largest(x) * largest(&operands[1])).max(bias))
+        Op::Conv(op) => {
+            let bound = conv_bound(operands);
+            // Winograd's F(4,3) may compute these (specs/compiler.md §10).
+            let is_3x3 = operands[1].shape()[2..] == [3, 3] && op.groups == 1;
+            let is_dense = op.stride.iter().chain(&op.dilation).all(|&step| step == 1);
+            if is_3x3 && is_dense { Bound { absolute: WINOGRAD_FACTOR * bound.absolute, ..bound } } else { bound }
         }
+        Op::ConvTranspose(_) => conv_bound(operands),
+
         Op::Pool(op) => {
             let n = op.window.iter().product();
             match op.func {
@@ -239,6 +243,14 @@ fn node_bound(node: &Node, operands: &[Tensor]) -> Bound {
         Op::Dequantize(op) => Bound::relative(op.to, 1.0),
         op => Bound { is_bitwise: op.family() == Family::Layout || op.family() == Family::Index, ..exact },
     }
+}
+
+fn conv_bound(operands: &[Tensor]) -> Bound {
+    let filter = operands[1].shape();
+    // The bias is one more term.
+    let n = filter[1..].iter().product::<usize>().max(filter[0] * filter[2..].iter().product::<usize>()) + 1;
+    let bias = operands.get(2).map_or(0.0, largest);
+    sum_bound(operands[0].dtype(), n, (largest(&operands[0]) * largest(&operands[1])).max(bias))
 }
 
 /// A sum of n terms that are at most `term`.

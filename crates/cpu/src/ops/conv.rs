@@ -1,7 +1,7 @@
 //! Convolutions: 1-D and 2-D in f32 with packed filters; the rest by reference.
 
 use precast_ir::op::{Conv, ConvInt, ConvTranspose};
-use precast_kernels::conv::{self, ConvShape};
+use precast_kernels::conv::{self, ConvShape, ConvTactic};
 use precast_kernels::conv_int::{self, ConvIntAxis, ConvIntShape};
 use precast_kernels::conv_transpose;
 use precast_kernels::epilogue::{self, Bias};
@@ -93,15 +93,15 @@ pub fn lower_conv(
     if epilogue.bias.is_some() || epilogue.scale.is_some() {
         return Ok(None);
     }
+    let tactic = conv::choose_tactic(machine.threads, &shape, machine.is_strict);
     let packed = match step.constant(1) {
         None => None,
         Some(filter) => {
             let filter = filter.to_vec::<f32>().map_err(|error| error.to_string())?;
-            Some(conv::pack_filter(machine.isa, &shape, &filter))
+            Some(conv::pack_filter(machine.isa, tactic, &shape, &filter))
         }
     };
-    let packed_len = step.shape(1).iter().product();
-    let mut reads = vec![Read::Input(0), Read::packed(packed_len, packed)?];
+    let mut reads = vec![Read::Input(0), Read::packed(conv::packed_filter_len(tactic, &shape), packed)?];
     let own_bias = (2..step.input_count()).find(|&input| Some(input) != epilogue.residual);
     let mut push = |input: Option<usize>| {
         input.map(|input| {
@@ -110,10 +110,10 @@ pub fn lower_conv(
         })
     };
     let (bias, residual) = (push(own_bias), push(epilogue.residual));
-    let scratch = conv::conv_scratch_len(machine.isa, machine.threads, &shape) * size_of::<f32>();
+    let scratch = conv::conv_scratch_len(machine.isa, machine.threads, tactic, &shape) * size_of::<f32>();
     let activation = epilogue.activation;
     Ok(Some(Lowered {
-        kernel: format!("{}{}", conv_name(&shape), epilogue.suffix()),
+        kernel: format!("{}{}", conv_name(tactic, &shape), epilogue.suffix()),
         reads,
         scratch_bytes: scratch,
         run: Box::new(move |args, exec| {
@@ -122,19 +122,20 @@ pub fn lower_conv(
             let residual = residual.map(|read| args.read::<f32>(read));
             let y = args.write::<f32>(0);
             let scratch: &mut [f32] = if scratch > 0 { args.write(1) } else { &mut [] };
-            conv::conv(exec, &shape, x, filter, &epilogue::Epilogue { bias, residual, activation }, scratch, y);
+            let epilogue = epilogue::Epilogue { bias, residual, activation };
+            conv::conv(exec, tactic, &shape, x, filter, &epilogue, scratch, y);
             Ok(())
         }),
     }))
 }
 
-fn conv_name(shape: &ConvShape) -> &'static str {
-    if shape.groups > 1 && shape.in_channels == shape.groups {
-        "conv.depthwise"
-    } else if shape.filter_height == 1 && shape.filter_width == 1 {
-        "conv.1x1"
-    } else {
-        "conv"
+fn conv_name(tactic: ConvTactic, shape: &ConvShape) -> &'static str {
+    match tactic {
+        ConvTactic::Depthwise => "conv.depthwise",
+        ConvTactic::Winograd2 => "conv.winograd2",
+        ConvTactic::Winograd4 => "conv.winograd4",
+        ConvTactic::Product if shape.filter_height == 1 && shape.filter_width == 1 => "conv.1x1",
+        ConvTactic::Product => "conv",
     }
 }
 

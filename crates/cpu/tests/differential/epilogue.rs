@@ -12,6 +12,7 @@ use crate::value::{Fill, Random};
 #[derive(Clone, Copy, Debug)]
 enum Root {
     Conv,
+    Winograd,
     Conv1x1,
     Depthwise,
     Grouped,
@@ -20,8 +21,16 @@ enum Root {
     GemmOfRows,
 }
 
-const ROOTS: [Root; 7] =
-    [Root::Conv, Root::Conv1x1, Root::Depthwise, Root::Grouped, Root::Conv1d, Root::Gemm, Root::GemmOfRows];
+const ROOTS: [Root; 8] = [
+    Root::Conv,
+    Root::Winograd,
+    Root::Conv1x1,
+    Root::Depthwise,
+    Root::Grouped,
+    Root::Conv1d,
+    Root::Gemm,
+    Root::GemmOfRows,
+];
 
 /// Activations that kernels apply to what they hold in registers.
 fn activations() -> Vec<Option<Op>> {
@@ -90,6 +99,7 @@ impl Builder {
     fn root(&mut self, root: Root) -> ValueId {
         match root {
             Root::Conv => self.conv(&[2, 3, 7, 9], &[5, 3, 3, 3], 1),
+            Root::Winograd => self.conv(&[1, 16, 16, 15], &[20, 16, 3, 3], 1),
             Root::Conv1x1 => self.conv(&[1, 5, 6, 3], &[9, 5, 1, 1], 1),
             Root::Depthwise => self.conv(&[1, 6, 9, 7], &[6, 1, 3, 3], 6),
             Root::Grouped => self.conv(&[1, 6, 5, 5], &[4, 3, 3, 3], 2),
