@@ -5,8 +5,9 @@ use precast_ir::op::{Binary, BinaryFn};
 use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::{DType, Tensor};
 
+use crate::log::{Log, Reason};
 use crate::pattern::{beside_constant, made_by};
-use crate::pipeline::{Class, Pass, PassOptions};
+use crate::pipeline::{Class, Pass};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -16,14 +17,30 @@ pub const PASS: Pass = Pass {
     run: hoist_scales,
 };
 
-fn hoist_scales(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+/// Not f32.
+const TYPE: Reason = "type";
+/// One operand is a constant.
+const WEIGHTS_CONSTANT: Reason = "weights-constant";
+/// The product of the factors is no normal number.
+const RANGE: Reason = "range";
+
+fn hoist_scales(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     let uses = graph.use_counts();
     let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
-        let Some(Hoisted { operands, scale }) = hoisted(graph, &uses, node) else {
-            copy.node(node)?;
-            continue;
+        let Hoisted { operands, scale } = match hoisted(graph, &uses, node) {
+            Some(Ok(hoisted)) => hoisted,
+            Some(Err(reason)) => {
+                log.refused(node, reason);
+                copy.node(node)?;
+                continue;
+            }
+            None => {
+                copy.node(node)?;
+                continue;
+            }
         };
+        log.fired(node);
         let operands = copy.get_all(&operands);
         let product = copy.new.add(node.op.clone(), &operands, &node.provenance)?;
         let scale = copy.new.add_constant(scale);
@@ -39,7 +56,7 @@ struct Hoisted {
     scale: Tensor,
 }
 
-fn hoisted(graph: &Graph, uses: &[u32], node: &Node) -> Option<Hoisted> {
+fn hoisted(graph: &Graph, uses: &[u32], node: &Node) -> Option<Result<Hoisted, Reason>> {
     let Op::Matmul(_) = node.op else { return None };
     let [a, b] = [0, 1].map(|operand| {
         let value = node.inputs[operand];
@@ -54,12 +71,15 @@ fn hoisted(graph: &Graph, uses: &[u32], node: &Node) -> Option<Hoisted> {
     let is_computed = |value: ValueId| graph.constant(value).is_none();
     let is_f32 = graph.ty(node.outputs[0]).dtype == DType::F32;
     // Products with weights have other epilogues, and their factors may go into the weights.
-    if !is_f32 || !is_computed(a) || !is_computed(b) {
-        return None;
+    if !is_f32 {
+        return Some(Err(TYPE));
+    }
+    if !is_computed(a) || !is_computed(b) {
+        return Some(Err(WEIGHTS_CONSTANT));
     }
     let scale = Tensor::from_f64(DType::F32, Vec::new(), &[a_scale * b_scale], false).ok()?;
     let is_normal = (scale.to_f64_vec()[0] as f32).is_normal();
-    is_normal.then_some(Hoisted { operands: [a, b], scale })
+    Some(if is_normal { Ok(Hoisted { operands: [a, b], scale }) } else { Err(RANGE) })
 }
 
 /// x and the number where the value is x times a number.

@@ -5,10 +5,12 @@
 pub mod batch_axis;
 pub mod cut_segments;
 pub mod fold_constants;
+pub mod fold_conv_1x1;
 pub mod fold_scales;
 pub mod fuse_epilogues;
 pub mod fuse_pointwise;
 pub mod hoist_scales;
+pub mod log;
 pub mod merge_equal;
 pub mod merge_transposes;
 mod pattern;
@@ -19,4 +21,5 @@ pub mod remove_identities;
 pub mod resolve_dims;
 
 pub use batch_axis::{Grade, OutputRule, PadVerdict, explain, pad_verdict};
-pub use pipeline::{CANONICAL, FUSED, Pass, PassError, PassOptions, run_passes};
+pub use log::{PassReport, Place, Reason};
+pub use pipeline::{CANONICAL, FUSED, Pass, PassError, PassOptions, run_passes, run_passes_with};

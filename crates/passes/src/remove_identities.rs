@@ -6,7 +6,8 @@ use precast_ir::op::{BinaryFn, Cast, Reshape, Transpose};
 use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::{DType, Dim, Tensor};
 
-use crate::pipeline::{Class, Pass, PassOptions};
+use crate::log::Log;
+use crate::pipeline::{Class, Pass};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -16,16 +17,18 @@ pub const PASS: Pass = Pass {
     run: remove_identities,
 };
 
-fn remove_identities(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+fn remove_identities(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
         let inputs = copy.get_all(&node.inputs);
         if let Some(same) = identity(&copy.new, graph, node, &inputs) {
             copy.set(node.outputs[0], same);
+            log.fired(node);
             continue;
         }
         match merged(&copy.new, node, &inputs) {
             Some((op, source)) => {
+                log.fired(node);
                 let output = copy.new.add(op, &[source], &node.provenance)?;
                 copy.set(node.outputs[0], output);
             }
