@@ -7,6 +7,7 @@ pub mod cut_segments;
 pub mod fold_constants;
 pub mod fold_conv_1x1;
 pub mod fold_scales;
+pub mod fuse_attention;
 pub mod fuse_epilogues;
 pub mod fuse_pointwise;
 pub mod hoist_scales;
@@ -19,6 +20,7 @@ pub mod recognise_activations;
 pub mod recognise_norms;
 pub mod remove_identities;
 pub mod resolve_dims;
+pub mod strided_view;
 
 pub use batch_axis::{Grade, OutputRule, PadVerdict, explain, pad_verdict};
 pub use log::{PassReport, Place, Reason};

@@ -2,7 +2,7 @@
 //! the inner type holds every value of the source.
 
 use precast_ir::graph::{GraphCopy, GraphError};
-use precast_ir::op::{BinaryFn, Cast, Reshape, Transpose};
+use precast_ir::op::{BinaryFn, Cast, Reshape, Slice, Transpose};
 use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::{DType, Dim, Tensor};
 
@@ -12,7 +12,8 @@ use crate::pipeline::{Class, Pass};
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "remove_identities",
-    doc: "reshape(reshape(x)) → reshape(x); cast to x's own type, full slices, x·1, x−0 → x",
+    doc: "reshape(reshape(x)) → reshape(x); cast to x's own type, full slices, x·1, x−0 → x; \
+          gather(x, 2) → slice(x)",
     class: Class::Exact,
     run: remove_identities,
 };
@@ -26,6 +27,14 @@ fn remove_identities(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> 
             log.fired(node);
             continue;
         }
+        if let Some(slice) = one_index(&copy.new, node, &inputs) {
+            log.fired(node);
+            let part = copy.new.add(slice, &inputs[..1], &node.provenance)?;
+            let shape = graph.ty(node.outputs[0]).dims.clone();
+            let output = copy.new.add(Reshape { shape }, &[part], &node.provenance)?;
+            copy.set(node.outputs[0], output);
+            continue;
+        }
         match merged(&copy.new, node, &inputs) {
             Some((op, source)) => {
                 log.fired(node);
@@ -36,6 +45,20 @@ fn remove_identities(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> 
         }
     }
     Ok(copy.finish())
+}
+
+/// The slice that a gather of one constant index is (V16).
+fn one_index(new: &Graph, node: &Node, inputs: &[ValueId]) -> Option<Slice> {
+    let Op::Gather(op) = &node.op else { return None };
+    let (x, index) = (new.ty(inputs[0]), new.constant(inputs[1])?);
+    let size = x.dims[op.axis].as_const()?;
+    let [at] = index.to_i128_vec().ok()?[..] else { return None };
+    let at = if at < 0 { at + i128::from(size) } else { at };
+    let at = i64::try_from(at).ok().filter(|at| (0..size).contains(at))?;
+    let mut slice = Slice { start: vec![Dim::ZERO; x.rank()], step: vec![1; x.rank()], size: x.dims.clone() };
+    slice.start[op.axis] = Dim::from(at);
+    slice.size[op.axis] = Dim::ONE;
+    Some(slice)
 }
 
 /// The input that a node gives back unchanged.
