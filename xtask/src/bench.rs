@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: measuring against the bars, with peers in processes of their own.
 
+mod ablation;
 mod session;
 
 use anyhow::Result;
@@ -8,6 +9,8 @@ use clap::Subcommand;
 /// What to measure.
 #[derive(Subcommand)]
 pub enum Bench {
+    /// What each pass is worth: models without one pass at a time.
+    Ablation(ablation::AblationArguments),
     /// What a Session costs beside the model, and opening from the cache.
     Session(session::SessionArguments),
 }
@@ -15,6 +18,7 @@ pub enum Bench {
 /// Measures.
 pub fn run(what: &Bench) -> Result<()> {
     match what {
+        Bench::Ablation(arguments) => ablation::run(arguments),
         Bench::Session(arguments) => session::run(arguments),
     }
 }

@@ -181,7 +181,7 @@ fn is_root(graph: &Graph, node: &Node) -> bool {
 }
 
 /// Whether `bias` is a constant with one number a column of `value`.
-fn is_column_bias(graph: &Graph, bias: ValueId, value: ValueId) -> bool {
+pub(crate) fn is_column_bias(graph: &Graph, bias: ValueId, value: ValueId) -> bool {
     let (Some(tensor), columns) = (graph.constant(bias), graph.ty(value).dims.last()) else { return false };
     let Some(columns) = columns.and_then(|dim| dim.as_usize()) else { return false };
     tensor.len() == columns && tensor.shape().last() == Some(&columns) && tensor.rank() <= graph.ty(value).rank()

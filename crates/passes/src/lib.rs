@@ -9,6 +9,7 @@ pub mod fold_conv_1x1;
 pub mod fold_scales;
 pub mod fuse_attention;
 pub mod fuse_epilogues;
+pub mod fuse_horizontal;
 pub mod fuse_pointwise;
 pub mod hoist_scales;
 pub mod log;

@@ -7,8 +7,9 @@ use thiserror::Error;
 
 use crate::log::{Log, PassReport};
 use crate::{
-    fold_constants, fold_conv_1x1, fold_scales, fuse_attention, fuse_epilogues, fuse_pointwise, hoist_scales,
-    merge_equal, merge_transposes, recognise_activations, recognise_norms, remove_identities, resolve_dims,
+    fold_constants, fold_conv_1x1, fold_scales, fuse_attention, fuse_epilogues, fuse_horizontal, fuse_pointwise,
+    hoist_scales, merge_equal, merge_transposes, recognise_activations, recognise_norms, remove_identities,
+    resolve_dims,
 };
 
 /// One Graph-to-Graph step that keeps the meaning.
@@ -77,6 +78,8 @@ pub const FUSED: &[Pass] = &[
     merge_equal::PASS,
     // Before epilogues, which would take the scale and the mask of the scores.
     fuse_attention::PASS,
+    // After attention, which alone reads the parts of a joint projection in place.
+    fuse_horizontal::PASS,
     // Before pointwise fusion, which would take the activations away from their conv or matmul.
     fuse_epilogues::PASS,
     fuse_pointwise::PASS,

@@ -13,7 +13,7 @@ use crate::pipeline::{Class, Pass};
 pub const PASS: Pass = Pass {
     name: "remove_identities",
     doc: "reshape(reshape(x)) → reshape(x); cast to x's own type, full slices, x·1, x−0 → x; \
-          gather(x, 2) → slice(x)",
+          gather(x, 2) → slice(x); a transpose of axes of size 1 → reshape",
     class: Class::Exact,
     run: remove_identities,
 };
@@ -35,6 +35,14 @@ fn remove_identities(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> 
             copy.set(node.outputs[0], output);
             continue;
         }
+        if let Some(shape) = as_reshape(&copy.new, node, &inputs) {
+            log.fired(node);
+            let source = through_reshape(&copy.new, inputs[0]);
+            let is_same = copy.new.ty(source).dims == shape;
+            let output = if is_same { source } else { copy.new.add(Reshape { shape }, &[source], &node.provenance)? };
+            copy.set(node.outputs[0], output);
+            continue;
+        }
         match merged(&copy.new, node, &inputs) {
             Some((op, source)) => {
                 log.fired(node);
@@ -51,6 +59,7 @@ fn remove_identities(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> 
 fn one_index(new: &Graph, node: &Node, inputs: &[ValueId]) -> Option<Slice> {
     let Op::Gather(op) = &node.op else { return None };
     let (x, index) = (new.ty(inputs[0]), new.constant(inputs[1])?);
+    x.shape()?;
     let size = x.dims[op.axis].as_const()?;
     let [at] = index.to_i128_vec().ok()?[..] else { return None };
     let at = if at < 0 { at + i128::from(size) } else { at };
@@ -59,6 +68,21 @@ fn one_index(new: &Graph, node: &Node, inputs: &[ValueId]) -> Option<Slice> {
     slice.start[op.axis] = Dim::from(at);
     slice.size[op.axis] = Dim::ONE;
     Some(slice)
+}
+
+/// The shape of a transpose that only moves axes of size 1, which moves no element.
+fn as_reshape(new: &Graph, node: &Node, inputs: &[ValueId]) -> Option<Vec<Dim>> {
+    let Op::Transpose(op) = &node.op else { return None };
+    let shape = new.ty(inputs[0]).shape()?;
+    let moved: Vec<usize> = op.perm.iter().copied().filter(|&axis| shape[axis] != 1).collect();
+    moved.is_sorted().then(|| op.perm.iter().map(|&axis| Dim::from(shape[axis])).collect())
+}
+
+fn through_reshape(new: &Graph, value: ValueId) -> ValueId {
+    match new.producer(value) {
+        Some((node, _)) if matches!(node.op, Op::Reshape(_)) => node.inputs[0],
+        _ => value,
+    }
 }
 
 /// The input that a node gives back unchanged.
