@@ -391,10 +391,12 @@ fn pairs_that_something_else_reads_or_computes_are_refused() {
     assert_eq!(reasons(&graph), [WEIGHTS_NOT_CONSTANT]);
 }
 
-/// Rows of the table of §4.4: filter, channels, groups, strides, output size and the CPU-like ratio of times.
+/// A row of the table of §4.4: filter, channels, groups, strides, output size and the CPU-like ratio of times.
+type ProfitRow = (usize, [usize; 3], [usize; 2], [usize; 2], usize, f64);
+
 #[test]
 fn the_profit_model_gives_the_ratios_of_the_specification() {
-    let rows: [(usize, [usize; 3], [usize; 2], [usize; 2], usize, f64); 10] = [
+    let rows: [ProfitRow; 10] = [
         (3, [64, 64, 256], [1, 1], [1, 1], 56, 2.51),
         (3, [256, 256, 64], [1, 1], [1, 1], 28, 0.24),
         (3, [64, 256, 64], [1, 1], [1, 1], 56, 0.22),
