@@ -13,7 +13,8 @@ use crate::pipeline::{Class, Pass};
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "fold_scales",
-    doc: "conv(x, W) · a → conv(x, a⊙W); conv(x, W) + b → conv(x, W, b), a and b constant a channel",
+    doc: "conv(x, W) · a → conv(x, a⊙W); conv(x, W) + b → conv(x, W, b), a and b constant a channel; the same \
+          for conv_transpose",
     class: Class::Rounding,
     run: fold_scales,
 };
@@ -88,7 +89,12 @@ fn conv_operand<'a>(new: &'a Graph, node: &Node, inputs: &[ValueId], side: usize
         _ => false,
     };
     let operand = new.constant(other)?;
-    (is_linear && matches!(conv.op, Op::Conv(_))).then_some(Scaled { func: op.func, value, conv, operand })
+    (is_linear && matches!(conv.op, Op::Conv(_) | Op::ConvTranspose(_))).then_some(Scaled {
+        func: op.func,
+        value,
+        conv,
+        operand,
+    })
 }
 
 fn fold(new: &Graph, output: &Type, scaled: Scaled<'_>, side: usize) -> Result<Folded, Reason> {
@@ -101,7 +107,7 @@ fn fold(new: &Graph, output: &Type, scaled: Scaled<'_>, side: usize) -> Result<F
     if !filter.dtype().is_float() {
         return Err(TYPE);
     }
-    let channels = filter.shape()[0];
+    let channels = channels_of(&conv.op, filter);
     let is_kept = new.ty(conv_value) == output;
     let operand = channel_vector(operand, channels, output.rank()).filter(|_| is_kept).ok_or(NOT_BY_CHANNEL)?;
     let bias: Vec<f64> = old_bias.map_or_else(|| vec![0.0; channels], Tensor::to_f64_vec);
@@ -117,7 +123,7 @@ fn fold(new: &Graph, output: &Type, scaled: Scaled<'_>, side: usize) -> Result<F
     let filter = if scale.iter().all(|&factor| factor == 1.0) {
         filter.clone()
     } else {
-        scale_filter(filter, &scale).ok_or(RANGE)?
+        scale_filter(&conv.op, filter, &scale).ok_or(RANGE)?
     };
     let bias = Tensor::from_f64(filter.dtype(), [channels], &bias, false).map_err(|_| RANGE)?;
     let is_finite = bias.to_f64_vec().iter().all(|element| element.is_finite());
@@ -139,22 +145,41 @@ pub(crate) fn channel_vector(tensor: &Tensor, channels: usize, rank: usize) -> O
     (is_channel_only && missing <= 1).then_some(elements)
 }
 
-/// The filter with each output channel multiplied by its factor.
-fn scale_filter(filter: &Tensor, scale: &[f64]) -> Option<Tensor> {
-    let mut elements = filter.to_f64_vec();
-    let per_channel = elements.len().checked_div(scale.len())?;
-    let old = elements.clone();
-    for (channel, factor) in scale.iter().enumerate() {
-        for element in &mut elements[channel * per_channel..(channel + 1) * per_channel] {
-            *element *= factor;
-        }
+/// Output channels of a convolution.
+fn channels_of(op: &Op, filter: &Tensor) -> usize {
+    match op {
+        Op::ConvTranspose(op) => filter.shape()[1] * op.groups,
+        _ => filter.shape()[0],
     }
+}
+
+/// The output channel of each element of a filter: axis 0 of a convolution's, axis 1 within its group of a transposed
+/// one's.
+fn channel_of(op: &Op, filter: &Tensor) -> impl Fn(usize) -> usize {
+    let shape = filter.shape();
+    let taps: usize = shape[2..].iter().product();
+    let (inputs, outputs) = (shape[0], shape[1]);
+    let groups = match op {
+        Op::ConvTranspose(op) => Some(op.groups),
+        _ => None,
+    };
+    move |at: usize| {
+        let (row, column) = (at / taps / outputs, at / taps % outputs);
+        groups.map_or(row, |groups| row / (inputs / groups) * outputs + column)
+    }
+}
+
+/// The filter with each output channel multiplied by its factor.
+fn scale_filter(op: &Op, filter: &Tensor, scale: &[f64]) -> Option<Tensor> {
+    let old = filter.to_f64_vec();
+    let channel = channel_of(op, filter);
+    let elements: Vec<f64> = old.iter().enumerate().map(|(at, element)| element * scale[channel(at)]).collect();
     let result = Tensor::from_f64(filter.dtype(), filter.shape(), &elements, false).ok()?;
     let is_safe = result
         .to_f64_vec()
         .iter()
         .zip(&old)
         .enumerate()
-        .all(|(at, (new, old))| new.is_finite() && (*new != 0.0 || *old == 0.0 || scale[at / per_channel] == 0.0));
+        .all(|(at, (new, old))| new.is_finite() && (*new != 0.0 || *old == 0.0 || scale[channel(at)] == 0.0));
     is_safe.then_some(result)
 }
