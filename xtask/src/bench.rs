@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: measuring against the bars, with peers in processes of their own.
 
+mod ablation;
 mod cpu;
 mod instructions;
 mod session;
@@ -10,6 +11,8 @@ use clap::Subcommand;
 /// What to measure.
 #[derive(Subcommand)]
 pub enum Bench {
+    /// What each pass is worth: models without one pass at a time.
+    Ablation(ablation::AblationArguments),
     /// Latency against onnxruntime and OpenVINO.
     Cpu(cpu::CpuArguments),
     /// Instruction counts of a fixed set of kernels, against those recorded in docs/instructions.json.
@@ -21,6 +24,7 @@ pub enum Bench {
 /// Measures.
 pub fn run(what: &Bench) -> Result<()> {
     match what {
+        Bench::Ablation(arguments) => ablation::run(arguments),
         Bench::Cpu(arguments) => cpu::run(arguments),
         Bench::Instructions(arguments) => instructions::run(arguments),
         Bench::Session(arguments) => session::run(arguments),

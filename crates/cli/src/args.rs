@@ -170,7 +170,7 @@ pub struct CompileArgs {
     /// The Program file to write; its constants go to a folder beside it
     #[arg(long, short, value_name = "FILE", alias = "saveEngine")]
     pub output: PathBuf,
-    /// List every step with its kernel and nodes
+    /// List what every pass did and left alone and why, and every step with its kernel and nodes
     #[arg(long)]
     pub explain: bool,
     /// Sizes, and values of inputs that decide the form of the Program.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Instant;
 
-use precast::{Program, move_program, save_program};
+use precast::{PassReport, Place, Program, move_program, save_program};
 use serde_json::{Value, json};
 
 use crate::Cx;
@@ -51,7 +51,10 @@ pub fn compile(args: &CompileArgs, shared: &Shared, cx: &Cx) -> Result<Report, F
     json["output"] = json!(args.output.display().to_string());
     json["compile_ms"] = json!(compile_ms);
     if args.explain {
+        let reports = runner.explain_passes(&inputs.tensors)?;
+        text.push_str(&passes_text(&reports));
         text.push_str(&steps_text(&program));
+        json["passes"] = passes_json(&reports);
         json["explain"] = steps_json(&program);
     }
     Ok(Report::done(text, json))
@@ -64,6 +67,54 @@ fn announce_frozen(program: &Program, inputs: &Inputs, cx: &Cx) {
             cx.console.notice(&format!("input '{name}' is a constant of this Program: {tensor:?}"));
         }
     }
+}
+
+/// Nodes of one kind that are named; of the rest only the number is told.
+const PLACES_SHOWN: usize = 3;
+
+/// What each pass did and what it left alone and why, for people.
+fn passes_text(reports: &[PassReport]) -> String {
+    let mut text = String::new();
+    let width = reports.iter().map(|report| report.pass.len()).max().unwrap_or(0);
+    for report in reports {
+        let fired = match (report.is_skipped, report.fired.len()) {
+            (true, _) => "off".to_string(),
+            (false, 0) => "–".to_string(),
+            (false, count) => format!("{count} ×  {}", places_text(&report.fired)),
+        };
+        let _ = writeln!(text, "pass   {:<width$}  {fired}", report.pass);
+        for (reason, places) in &report.refused {
+            let _ = writeln!(text, "       {:<width$}  left {} × {reason}: {}", "", places.len(), places_text(places));
+        }
+    }
+    text
+}
+
+fn places_text(places: &[Place]) -> String {
+    let name = |place: &Place| match place.names.names().first() {
+        Some(name) => name.to_string(),
+        None => place.op.to_string(),
+    };
+    let mut names: Vec<String> = places.iter().take(PLACES_SHOWN).map(name).collect();
+    if places.len() > PLACES_SHOWN {
+        names.push("…".to_string());
+    }
+    names.join(", ")
+}
+
+/// What each pass did and what it left alone and why, for machines.
+fn passes_json(reports: &[PassReport]) -> Value {
+    let place = |place: &Place| {
+        let nodes: Vec<&str> = place.names.names().iter().map(|name| &**name).collect();
+        json!({ "op": place.op, "nodes": nodes })
+    };
+    let places = |places: &[Place]| -> Value { places.iter().map(place).collect() };
+    let report = |report: &PassReport| {
+        let refused: Vec<Value> =
+            report.refused.iter().map(|(reason, left)| json!({ "reason": reason, "places": places(left) })).collect();
+        json!({ "pass": report.pass, "is_skipped": report.is_skipped, "fired": places(&report.fired), "refused": refused })
+    };
+    reports.iter().map(report).collect()
 }
 
 /// Every step with its kernel and nodes, for people.

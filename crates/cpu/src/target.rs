@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use precast_ir::verify::verify;
 use precast_ir::{Definition, Graph, Op, ValueId, text};
 use precast_kernels::isa::Isa;
-use precast_passes::{CANONICAL, FUSED, PassError, PassOptions, run_passes};
+use precast_passes::{CANONICAL, FUSED, PassError, PassOptions, PassReport, run_passes_with};
 use precast_program::program::BUILD;
 use precast_program::{
     ArtifactStore, Bucket, CompileError, ConstantRef, Lifetime, Place, Port, Program, Slot, Step, Target,
@@ -40,8 +40,13 @@ impl CpuTarget {
 
     /// The Graph as the steps will compute it.
     pub fn optimise(&self, graph: &Graph) -> Result<Graph, PassError> {
-        let canonical = run_passes(graph, CANONICAL, &self.options)?;
-        run_passes(&canonical, FUSED, &self.options)
+        self.optimise_with(graph, &mut |_| {})
+    }
+
+    /// The Graph as the steps will compute it; hands on what each pass did.
+    pub fn optimise_with(&self, graph: &Graph, report: &mut dyn FnMut(PassReport)) -> Result<Graph, PassError> {
+        let canonical = run_passes_with(graph, CANONICAL, &self.options, report)?;
+        run_passes_with(&canonical, FUSED, &self.options, report)
     }
 
     /// Compiles a Graph as it is, without the target's passes.

@@ -19,9 +19,9 @@ const BLOCK_COLUMNS_PLAIN_A: usize = 512;
 /// Row tiles done together when B is packed: their part of C stays in the second-level cache.
 const BLOCK_TILES: usize = 24;
 /// With no more row tiles than this, copying rows of B costs more than reading them in place.
-const DIRECT_TILES_MAX: usize = 2;
+pub(crate) const DIRECT_TILES_MAX: usize = 2;
 /// Work below this many nanoseconds stays on one thread.
-const SPLIT_NS: usize = 20_000;
+pub(crate) const SPLIT_NS: usize = 20_000;
 
 /// The right operand of an item: a matrix, or the patches of an image.
 #[derive(Clone, Copy)]
@@ -110,6 +110,31 @@ pub(crate) fn drive<'a>(
             block.run(tiles.clone(), panels.clone(), scratch);
         }
     });
+}
+
+/// Elements of scratch that `drive_alone` needs.
+pub(crate) fn drive_alone_scratch_len(isa: Isa, shape: &DriveShape, packs_b: bool) -> usize {
+    part_scratch_len(isa, shape, true, packs_b)
+}
+
+/// Computes one item, whose A is not packed, on the calling thread: for kernels that cut their work themselves. Nothing
+/// else may write this item's elements of `c` meanwhile.
+pub(crate) fn drive_alone(
+    isa: Isa,
+    shape: &DriveShape,
+    item: Item,
+    scale: f32,
+    c: &SharedMut<f32>,
+    scratch: &mut [f32],
+) {
+    if shape.m == 0 || shape.n == 0 {
+        return;
+    }
+    let tile = tile_shape(isa);
+    let epilogue = DriveEpilogue { scale, residual: None, activation: Activation::None };
+    let block = Block { isa, tile, shape, item, packs_a: true, epilogue: &epilogue, c };
+    block.check();
+    block.run(0..row_tiles(isa, shape.m), 0..shape.n.div_ceil(tile.cols), scratch);
 }
 
 /// A rough time for one thread: arithmetic at 100 flops and weights at 20 bytes a nanosecond. Packed weights of a batch are

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub mod arena;
+pub mod attention;
 pub mod conv;
 mod conv_depthwise;
 mod conv_depthwise_rows;

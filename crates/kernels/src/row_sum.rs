@@ -38,12 +38,11 @@ pub(crate) fn sum_of(row: &[f32], term: impl Fn(f32) -> f32) -> f64 {
 /// Writes `term` of each element and gives the sum of what it wrote, in the order of softmax: one vector of 512 bits.
 #[inline(always)]
 pub(crate) fn write_sum_of(row: &[f32], target: &mut [f32], term: impl Fn(f32) -> f32) -> f64 {
-    const LANES: usize = 16;
     let mut total = 0.0;
-    for (block, target) in row.chunks(LANES * CHAIN_MAX).zip(target.chunks_mut(LANES * CHAIN_MAX)) {
-        let mut lanes = [0.0; LANES];
-        let (groups, rest) = block.as_chunks::<LANES>();
-        let (target_groups, target_rest) = target.as_chunks_mut::<LANES>();
+    for (block, target) in row.chunks(SOFTMAX_LANES * CHAIN_MAX).zip(target.chunks_mut(SOFTMAX_LANES * CHAIN_MAX)) {
+        let mut lanes = [0.0; SOFTMAX_LANES];
+        let (groups, rest) = block.as_chunks::<SOFTMAX_LANES>();
+        let (target_groups, target_rest) = target.as_chunks_mut::<SOFTMAX_LANES>();
         for (group, target) in groups.iter().zip(target_groups) {
             for ((lane, &x), y) in lanes.iter_mut().zip(group).zip(target) {
                 let value = term(x);
@@ -56,10 +55,40 @@ pub(crate) fn write_sum_of(row: &[f32], target: &mut [f32], term: impl Fn(f32) -
             *y = value;
             *lane += value;
         }
-        let [a, b, c, d, e, f, g, h] = std::array::from_fn(|lane| lanes[lane] + lanes[lane + LANES / 2]);
-        total += f64::from(((a + b) + (c + d)) + ((e + f) + (g + h)));
+        total += fold_softmax(&lanes);
     }
     total
+}
+
+/// `write_sum_of` in place: the same bits.
+#[inline(always)]
+pub(crate) fn replace_sum_of(row: &mut [f32], term: impl Fn(f32) -> f32) -> f64 {
+    let mut total = 0.0;
+    for block in row.chunks_mut(SOFTMAX_LANES * CHAIN_MAX) {
+        let mut lanes = [0.0; SOFTMAX_LANES];
+        let (groups, rest) = block.as_chunks_mut::<SOFTMAX_LANES>();
+        for group in groups {
+            for (lane, x) in lanes.iter_mut().zip(group) {
+                *x = term(*x);
+                *lane += *x;
+            }
+        }
+        for (lane, x) in lanes.iter_mut().zip(rest) {
+            *x = term(*x);
+            *lane += *x;
+        }
+        total += fold_softmax(&lanes);
+    }
+    total
+}
+
+/// Accumulators of a softmax.
+const SOFTMAX_LANES: usize = 16;
+
+#[inline(always)]
+fn fold_softmax(lanes: &[f32; SOFTMAX_LANES]) -> f64 {
+    let [a, b, c, d, e, f, g, h] = std::array::from_fn(|lane| lanes[lane] + lanes[lane + SOFTMAX_LANES / 2]);
+    f64::from(((a + b) + (c + d)) + ((e + f) + (g + h)))
 }
 
 /// The sum of a row in f64, as the mean of a layer norm needs it: an error of the mean comes back in every difference.

@@ -7,7 +7,8 @@ use precast_ir::graph::{GraphCopy, GraphError};
 use precast_ir::{Graph, Node, Op};
 use precast_tensor::{Tensor, Type};
 
-use crate::pipeline::{Class, Pass, PassOptions};
+use crate::log::{Log, Reason};
+use crate::pipeline::{Class, Pass};
 
 /// Results of this size or less are always worth folding.
 const SMALL_BYTES: u64 = 64 << 10;
@@ -20,16 +21,30 @@ const MULTIPLY_ADDS_MAX: u64 = 1 << 30;
 pub const PASS: Pass =
     Pass { name: "fold_constants", doc: "f(constants) → constant", class: Class::Exact, run: fold_constants };
 
-fn fold_constants(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+/// A size is a symbol.
+const UNKNOWN_SIZE: Reason = "unknown-size";
+/// The op draws numbers or has a body.
+const NOT_FOLDABLE: Reason = "not-foldable";
+/// The op repeats what it reads.
+const ONLY_REPLICATES: Reason = "only-replicates";
+/// The result is larger than what it replaces.
+const GROWS: Reason = "grows";
+/// Evaluating it takes too long.
+const TOO_MUCH_WORK: Reason = "too-much-work";
+
+fn fold_constants(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
         let inputs = copy.get_all(&node.inputs);
         let constants: Option<Vec<Tensor>> = inputs.iter().map(|&input| copy.new.constant(input).cloned()).collect();
-        let results = constants
-            .filter(|constants| is_worth_folding(graph, node, constants))
-            .and_then(|constants| node.op.eval(&constants).ok());
+        let refusal = constants.as_ref().and_then(|constants| refusal(graph, node, constants));
+        if let Some(reason) = refusal {
+            log.refused(node, reason);
+        }
+        let results = constants.filter(|_| refusal.is_none()).and_then(|constants| node.op.eval(&constants).ok());
         match results {
             Some(results) => {
+                log.fired(node);
                 for (&output, tensor) in node.outputs.iter().zip(results) {
                     let constant = copy.new.add_constant(tensor);
                     copy.set(output, constant);
@@ -50,15 +65,22 @@ fn only_replicates(op: &Op) -> bool {
     matches!(op, Op::Broadcast(_) | Op::Iota(_) | Op::Dequantize(_) | Op::Pad(_))
 }
 
-fn is_worth_folding(graph: &Graph, node: &Node, constants: &[Tensor]) -> bool {
+/// Why a node of constants stays.
+fn refusal(graph: &Graph, node: &Node, constants: &[Tensor]) -> Option<Reason> {
     let Some(result_bytes) = node.outputs.iter().map(|&output| bytes_of(graph.ty(output))).sum::<Option<u64>>() else {
-        return false;
+        return Some(UNKNOWN_SIZE);
     };
     let input_bytes: u64 = constants.iter().map(|tensor| tensor.as_bytes().len() as u64).sum();
     let is_small = result_bytes <= SMALL_BYTES;
     let is_cast = matches!(node.op, Op::Cast(_));
     let is_no_growth = is_cast || (result_bytes <= input_bytes / GROWTH.1 * GROWTH.0 && !only_replicates(&node.op));
-    is_foldable(&node.op) && (is_small || is_no_growth) && multiply_adds(graph, node) <= MULTIPLY_ADDS_MAX
+    if !is_foldable(&node.op) {
+        return Some(NOT_FOLDABLE);
+    }
+    if !is_small && !is_no_growth {
+        return Some(if only_replicates(&node.op) { ONLY_REPLICATES } else { GROWS });
+    }
+    (multiply_adds(graph, node) > MULTIPLY_ADDS_MAX).then_some(TOO_MUCH_WORK)
 }
 
 fn bytes_of(ty: &Type) -> Option<u64> {

@@ -7,29 +7,53 @@ use precast_ir::op::BinaryFn;
 use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::{Tensor, Type};
 
-use crate::pipeline::{Class, Pass, PassOptions};
+use crate::log::{Log, Reason};
+use crate::pipeline::{Class, Pass};
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "fold_scales",
-    doc: "conv(x, W) · a → conv(x, a⊙W); conv(x, W) + b → conv(x, W, b), a and b constant a channel",
+    doc: "conv(x, W) · a → conv(x, a⊙W); conv(x, W) + b → conv(x, W, b), a and b constant a channel; the same \
+          for conv_transpose",
     class: Class::Rounding,
     run: fold_scales,
 };
 
-fn fold_scales(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+/// The convolution's result is read elsewhere or is an output.
+const MULTIPLE_USES: Reason = "multiple-uses";
+/// The filter or the bias is computed.
+const WEIGHTS_NOT_CONSTANT: Reason = "weights-not-constant";
+/// The filter is of integers.
+const TYPE: Reason = "type";
+/// The constant has other than one number a channel.
+const NOT_BY_CHANNEL: Reason = "not-by-channel";
+/// A product overflows, or a non-zero one becomes zero.
+const RANGE: Reason = "range";
+
+fn fold_scales(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     let uses = graph.use_counts();
     let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
         let inputs = copy.get_all(&node.inputs);
         let folded = (0..2).find_map(|side| {
-            let is_only_use = node.inputs.get(side).is_some_and(|input| uses[input.0 as usize] == 1);
-            if is_only_use { fold(&copy.new, graph.ty(node.outputs[0]), node, &inputs, side) } else { None }
+            let conv = conv_operand(&copy.new, node, &inputs, side)?;
+            let is_only_use = uses[node.inputs[side].0 as usize] == 1;
+            let folded = fold(&copy.new, graph.ty(node.outputs[0]), conv, side);
+            Some(if is_only_use { folded } else { Err(MULTIPLE_USES) })
         });
-        let Some(folded) = folded else {
-            copy.node(node)?;
-            continue;
+        let folded = match folded {
+            Some(Ok(folded)) => folded,
+            Some(Err(reason)) => {
+                log.refused(node, reason);
+                copy.node(node)?;
+                continue;
+            }
+            None => {
+                copy.node(node)?;
+                continue;
+            }
         };
+        log.fired(node);
         let filter = copy.new.add_constant(folded.filter);
         let bias = copy.new.add_constant(folded.bias);
         let (conv, _) = copy.new.producer(folded.conv).expect("fold found the conv there");
@@ -47,38 +71,67 @@ struct Folded {
     bias: Tensor,
 }
 
-fn fold(new: &Graph, output: &Type, node: &Node, inputs: &[ValueId], side: usize) -> Option<Folded> {
+/// A convolution and the constant that an operation joins to its result.
+struct Scaled<'a> {
+    func: BinaryFn,
+    value: ValueId,
+    conv: &'a Node,
+    operand: &'a Tensor,
+}
+
+fn conv_operand<'a>(new: &'a Graph, node: &Node, inputs: &[ValueId], side: usize) -> Option<Scaled<'a>> {
     let Op::Binary(op) = &node.op else { return None };
-    let (conv_value, other) = (inputs[side], *inputs.get(1 - side)?);
-    let (conv, _) = new.producer(conv_value)?;
-    let Op::Conv(_) = conv.op else { return None };
-    let filter = new.constant(conv.inputs[1])?;
+    let (value, other) = (inputs[side], *inputs.get(1 - side)?);
+    let (conv, _) = new.producer(value)?;
+    let is_linear = match op.func {
+        BinaryFn::Mul | BinaryFn::Add => true,
+        BinaryFn::Div | BinaryFn::Sub => side == 0,
+        _ => false,
+    };
+    let operand = new.constant(other)?;
+    (is_linear && matches!(conv.op, Op::Conv(_) | Op::ConvTranspose(_))).then_some(Scaled {
+        func: op.func,
+        value,
+        conv,
+        operand,
+    })
+}
+
+fn fold(new: &Graph, output: &Type, scaled: Scaled<'_>, side: usize) -> Result<Folded, Reason> {
+    let Scaled { func, value: conv_value, conv, operand } = scaled;
+    let filter = new.constant(conv.inputs[1]).ok_or(WEIGHTS_NOT_CONSTANT)?;
     let old_bias = match conv.inputs.get(2) {
-        Some(&bias) => Some(new.constant(bias)?),
+        Some(&bias) => Some(new.constant(bias).ok_or(WEIGHTS_NOT_CONSTANT)?),
         None => None,
     };
-    if new.ty(conv_value) != output || !filter.dtype().is_float() {
-        return None;
+    if !filter.dtype().is_float() {
+        return Err(TYPE);
     }
-    let channels = *filter.shape().first()?;
-    let operand = channel_vector(new.constant(other)?, channels, output.rank())?;
+    let channels = channels_of(&conv.op, filter);
+    let is_kept = new.ty(conv_value) == output;
+    let operand = channel_vector(operand, channels, output.rank()).filter(|_| is_kept).ok_or(NOT_BY_CHANNEL)?;
     let bias: Vec<f64> = old_bias.map_or_else(|| vec![0.0; channels], Tensor::to_f64_vec);
-    let (scale, bias): (Vec<f64>, Vec<f64>) = match (op.func, side) {
+    let (scale, bias): (Vec<f64>, Vec<f64>) = match (func, side) {
         (BinaryFn::Mul, _) => (operand.clone(), bias.iter().zip(&operand).map(|(b, a)| b * a).collect()),
         (BinaryFn::Div, 0) => {
             (operand.iter().map(|a| 1.0 / a).collect(), bias.iter().zip(&operand).map(|(b, a)| b / a).collect())
         }
         (BinaryFn::Add, _) => (vec![1.0; channels], bias.iter().zip(&operand).map(|(b, a)| b + a).collect()),
         (BinaryFn::Sub, 0) => (vec![1.0; channels], bias.iter().zip(&operand).map(|(b, a)| b - a).collect()),
-        _ => return None,
+        _ => return Err(NOT_BY_CHANNEL),
     };
-    let filter = if scale.iter().all(|&factor| factor == 1.0) { filter.clone() } else { scaled(filter, &scale)? };
-    let bias = Tensor::from_f64(filter.dtype(), [channels], &bias, false).ok()?;
-    bias.to_f64_vec().iter().all(|element| element.is_finite()).then_some(Folded { conv: conv_value, filter, bias })
+    let filter = if scale.iter().all(|&factor| factor == 1.0) {
+        filter.clone()
+    } else {
+        scale_filter(&conv.op, filter, &scale).ok_or(RANGE)?
+    };
+    let bias = Tensor::from_f64(filter.dtype(), [channels], &bias, false).map_err(|_| RANGE)?;
+    let is_finite = bias.to_f64_vec().iter().all(|element| element.is_finite());
+    if is_finite { Ok(Folded { conv: conv_value, filter, bias }) } else { Err(RANGE) }
 }
 
 /// A constant as one number a channel (axis 1 of a value of `rank` dims).
-fn channel_vector(tensor: &Tensor, channels: usize, rank: usize) -> Option<Vec<f64>> {
+pub(crate) fn channel_vector(tensor: &Tensor, channels: usize, rank: usize) -> Option<Vec<f64>> {
     let elements = tensor.to_f64_vec();
     if elements.len() == 1 && tensor.rank() <= rank {
         return Some(vec![elements[0]; channels]);
@@ -92,22 +145,41 @@ fn channel_vector(tensor: &Tensor, channels: usize, rank: usize) -> Option<Vec<f
     (is_channel_only && missing <= 1).then_some(elements)
 }
 
-/// The filter with each output channel multiplied by its factor.
-fn scaled(filter: &Tensor, scale: &[f64]) -> Option<Tensor> {
-    let mut elements = filter.to_f64_vec();
-    let per_channel = elements.len().checked_div(scale.len())?;
-    let old = elements.clone();
-    for (channel, factor) in scale.iter().enumerate() {
-        for element in &mut elements[channel * per_channel..(channel + 1) * per_channel] {
-            *element *= factor;
-        }
+/// Output channels of a convolution.
+fn channels_of(op: &Op, filter: &Tensor) -> usize {
+    match op {
+        Op::ConvTranspose(op) => filter.shape()[1] * op.groups,
+        _ => filter.shape()[0],
     }
+}
+
+/// The output channel of each element of a filter: axis 0 of a convolution's, axis 1 within its group of a transposed
+/// one's.
+fn channel_of(op: &Op, filter: &Tensor) -> impl Fn(usize) -> usize {
+    let shape = filter.shape();
+    let taps: usize = shape[2..].iter().product();
+    let (inputs, outputs) = (shape[0], shape[1]);
+    let groups = match op {
+        Op::ConvTranspose(op) => Some(op.groups),
+        _ => None,
+    };
+    move |at: usize| {
+        let (row, column) = (at / taps / outputs, at / taps % outputs);
+        groups.map_or(row, |groups| row / (inputs / groups) * outputs + column)
+    }
+}
+
+/// The filter with each output channel multiplied by its factor.
+fn scale_filter(op: &Op, filter: &Tensor, scale: &[f64]) -> Option<Tensor> {
+    let old = filter.to_f64_vec();
+    let channel = channel_of(op, filter);
+    let elements: Vec<f64> = old.iter().enumerate().map(|(at, element)| element * scale[channel(at)]).collect();
     let result = Tensor::from_f64(filter.dtype(), filter.shape(), &elements, false).ok()?;
     let is_safe = result
         .to_f64_vec()
         .iter()
         .zip(&old)
         .enumerate()
-        .all(|(at, (new, old))| new.is_finite() && (*new != 0.0 || *old == 0.0 || scale[at / per_channel] == 0.0));
+        .all(|(at, (new, old))| new.is_finite() && (*new != 0.0 || *old == 0.0 || scale[channel(at)] == 0.0));
     is_safe.then_some(result)
 }

@@ -6,8 +6,9 @@ use precast_ir::op::{BinaryFn, Fused, UnaryFn};
 use precast_ir::{Graph, Node, NodeId, Op, ValueId};
 use precast_tensor::DType;
 
+use crate::log::{Log, Reason};
 use crate::pattern::{beside_constant, binary};
-use crate::pipeline::{Class, Pass, PassOptions};
+use crate::pipeline::{Class, Pass};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -40,7 +41,14 @@ pub fn is_epilogue_activation(op: &Op) -> bool {
     }
 }
 
-fn fuse_epilogues(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+/// The result is read more than once or is an output.
+const MULTIPLE_USES: Reason = "multiple-uses";
+/// Its weights are computed, or not f32.
+const NO_KERNEL: Reason = "no-kernel";
+/// What reads it is no bias, residual or activation.
+const NO_EPILOGUE: Reason = "no-epilogue";
+
+fn fuse_epilogues(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     let consumers = single_consumers(graph);
     let mut chain_ending_at: Vec<Option<Vec<NodeId>>> = vec![None; graph.nodes().len()];
     let mut is_absorbed = vec![false; graph.nodes().len()];
@@ -65,12 +73,31 @@ fn fuse_epilogues(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::with_inputs(graph);
     for (position, node) in graph.nodes().iter().enumerate() {
         match &chain_ending_at[position] {
-            Some(chain) => add_fused(graph, &mut copy, chain)?,
+            Some(chain) => {
+                log.fired(graph.node(chain[0]));
+                add_fused(graph, &mut copy, chain)?;
+            }
             None if is_absorbed[position] => {}
-            None => copy.node(node)?,
+            None => {
+                if let Some(reason) = why_alone(graph, &consumers, node) {
+                    log.refused(node, reason);
+                }
+                copy.node(node)?;
+            }
         }
     }
     Ok(copy.finish())
+}
+
+/// Why a convolution or product takes nothing with it.
+fn why_alone(graph: &Graph, consumers: &[Option<NodeId>], node: &Node) -> Option<Reason> {
+    if !matches!(node.op, Op::Conv(_) | Op::Matmul(_)) {
+        return None;
+    }
+    if !is_root(graph, node) && !is_product_of_computed(graph, node) {
+        return Some(NO_KERNEL);
+    }
+    Some(if consumers[node.outputs[0].0 as usize].is_none() { MULTIPLE_USES } else { NO_EPILOGUE })
 }
 
 /// For each value the one node that reads it, if nothing else does.
@@ -154,7 +181,7 @@ fn is_root(graph: &Graph, node: &Node) -> bool {
 }
 
 /// Whether `bias` is a constant with one number a column of `value`.
-fn is_column_bias(graph: &Graph, bias: ValueId, value: ValueId) -> bool {
+pub(crate) fn is_column_bias(graph: &Graph, bias: ValueId, value: ValueId) -> bool {
     let (Some(tensor), columns) = (graph.constant(bias), graph.ty(value).dims.last()) else { return false };
     let Some(columns) = columns.and_then(|dim| dim.as_usize()) else { return false };
     tensor.len() == columns && tensor.shape().last() == Some(&columns) && tensor.rank() <= graph.ty(value).rank()

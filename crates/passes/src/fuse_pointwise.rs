@@ -5,7 +5,8 @@ use precast_ir::{Graph, Node, NodeId, Op, ValueId};
 use precast_tensor::DType;
 
 use crate::fuse_epilogues::add_fused;
-use crate::pipeline::{Class, Pass, PassOptions};
+use crate::log::{Log, Reason};
+use crate::pipeline::{Class, Pass};
 
 /// Nodes in one fused node: beyond this its registers would not stay in the first-level cache.
 const NODES_MAX: usize = 32;
@@ -30,14 +31,27 @@ pub fn is_lane(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::I32 | DType::I64 | DType::Bool | DType::U8 | DType::I8)
 }
 
-fn fuse_pointwise(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+/// No pointwise node of its shape is read by it, or reads it, alone.
+const NO_NEIGHBOUR: Reason = "no-neighbour";
+/// Fused kernels do not work on its element types.
+const TYPE: Reason = "type";
+
+fn fuse_pointwise(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     let groups = find_groups(graph);
     let mut copy = GraphCopy::with_inputs(graph);
     for (position, node) in graph.nodes().iter().enumerate() {
         match &groups[position] {
-            Membership::Alone => copy.node(node)?,
+            Membership::Alone => {
+                if is_pointwise(&node.op) {
+                    log.refused(node, if can_join(graph, node) { NO_NEIGHBOUR } else { TYPE });
+                }
+                copy.node(node)?;
+            }
             Membership::Absorbed => {}
-            Membership::Root(members) => add_fused(graph, &mut copy, members)?,
+            Membership::Root(members) => {
+                log.fired(node);
+                add_fused(graph, &mut copy, members)?;
+            }
         }
     }
     Ok(copy.finish())

@@ -5,10 +5,14 @@
 pub mod batch_axis;
 pub mod cut_segments;
 pub mod fold_constants;
+pub mod fold_conv_1x1;
 pub mod fold_scales;
+pub mod fuse_attention;
 pub mod fuse_epilogues;
+pub mod fuse_horizontal;
 pub mod fuse_pointwise;
 pub mod hoist_scales;
+pub mod log;
 pub mod merge_equal;
 pub mod merge_transposes;
 mod pattern;
@@ -17,6 +21,8 @@ pub mod recognise_activations;
 pub mod recognise_norms;
 pub mod remove_identities;
 pub mod resolve_dims;
+pub mod strided_view;
 
 pub use batch_axis::{Grade, OutputRule, PadVerdict, explain, pad_verdict};
-pub use pipeline::{CANONICAL, FUSED, Pass, PassError, PassOptions, run_passes};
+pub use log::{PassReport, Place, Reason};
+pub use pipeline::{CANONICAL, FUSED, Pass, PassError, PassOptions, run_passes, run_passes_with};

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use precast_ir::graph::{GraphCopy, GraphError};
 use precast_ir::{Definition, Graph, Op, ValueId};
 
-use crate::pipeline::{Class, Pass, PassOptions};
+use crate::log::Log;
+use crate::pipeline::{Class, Pass};
 
 /// Constants of this size or less are compared; larger ones are compared by address only.
 const CONSTANT_BYTES_MAX: usize = 4096;
@@ -20,7 +21,7 @@ struct Seen {
     outputs: Vec<ValueId>,
 }
 
-fn merge_equal(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+fn merge_equal(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::with_inputs(graph);
     merge_constants(graph, &mut copy);
     let mut seen: HashMap<(&str, Vec<ValueId>), Vec<Seen>> = HashMap::new();
@@ -29,6 +30,7 @@ fn merge_equal(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
         let is_pure = !matches!(node.op, Op::If(_) | Op::Loop(_) | Op::Fused(_) | Op::NonZero(_) | Op::Nms(_));
         let alike = seen.entry((node.op.name(), inputs.clone())).or_default();
         if let Some(equal) = alike.iter().find(|equal| is_pure && equal.op == node.op) {
+            log.fired(node);
             for (&old, &new) in node.outputs.iter().zip(&equal.outputs) {
                 copy.set(old, new);
             }

@@ -4,7 +4,8 @@ use precast_ir::graph::{GraphCopy, GraphError};
 use precast_ir::op::Matmul;
 use precast_ir::{Graph, Op, ValueId};
 
-use crate::pipeline::{Class, Pass, PassOptions};
+use crate::log::{Log, Reason};
+use crate::pipeline::{Class, Pass};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -14,7 +15,10 @@ pub const PASS: Pass = Pass {
     run: merge_transposes,
 };
 
-fn merge_transposes(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+/// The transpose moves other axes than the last two.
+const OTHER_AXES: Reason = "other-axes";
+
+fn merge_transposes(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
         let Op::Matmul(op) = &node.op else {
@@ -23,6 +27,15 @@ fn merge_transposes(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError>
         };
         let (a, swap_a) = through_transpose(graph, node.inputs[0]);
         let (b, swap_b) = through_transpose(graph, node.inputs[1]);
+        if swap_a || swap_b {
+            log.fired(node);
+        }
+        for &operand in &node.inputs {
+            let made = graph.producer(operand).map(|(producer, _)| &producer.op);
+            if matches!(made, Some(Op::Transpose(_))) && !through_transpose(graph, operand).1 {
+                log.refused(node, OTHER_AXES);
+            }
+        }
         let merged = Matmul { transpose_a: op.transpose_a ^ swap_a, transpose_b: op.transpose_b ^ swap_b };
         let inputs = [copy.get(a), copy.get(b)];
         let output = copy.new.add(merged, &inputs, &node.provenance)?;

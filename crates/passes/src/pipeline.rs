@@ -5,9 +5,11 @@ use precast_ir::graph::GraphError;
 use precast_ir::verify::verify;
 use thiserror::Error;
 
+use crate::log::{Log, PassReport};
 use crate::{
-    fold_constants, fold_scales, fuse_epilogues, fuse_pointwise, hoist_scales, merge_equal, merge_transposes,
-    recognise_activations, recognise_norms, remove_identities, resolve_dims,
+    fold_constants, fold_conv_1x1, fold_scales, fuse_attention, fuse_epilogues, fuse_horizontal, fuse_pointwise,
+    hoist_scales, merge_equal, merge_transposes, recognise_activations, recognise_norms, remove_identities,
+    resolve_dims,
 };
 
 /// One Graph-to-Graph step that keeps the meaning.
@@ -19,7 +21,7 @@ pub struct Pass {
     /// Value class: E keeps every bit, R differs only by rounding.
     pub class: Class,
     /// Does it.
-    pub run: fn(&Graph, &PassOptions) -> Result<Graph, GraphError>,
+    pub run: fn(&Graph, &mut Log) -> Result<Graph, GraphError>,
 }
 
 /// What a pass may change in the values.
@@ -66,12 +68,18 @@ pub const FUSED: &[Pass] = &[
     merge_transposes::PASS,
     // Before epilogues are fused: a scale in the weights needs no epilogue.
     fold_scales::PASS,
+    // After the scales, which are the biases between two convolutions; before epilogues, which would part them.
+    fold_conv_1x1::PASS,
     recognise_activations::PASS,
     recognise_norms::PASS,
     // Folding the scales made new constants.
     fold_constants::PASS,
     remove_identities::PASS,
     merge_equal::PASS,
+    // Before epilogues, which would take the scale and the mask of the scores.
+    fuse_attention::PASS,
+    // After attention, which alone reads the parts of a joint projection in place.
+    fuse_horizontal::PASS,
     // Before pointwise fusion, which would take the activations away from their conv or matmul.
     fuse_epilogues::PASS,
     fuse_pointwise::PASS,
@@ -79,16 +87,29 @@ pub const FUSED: &[Pass] = &[
 
 /// Runs passes in order; every result is verified.
 pub fn run_passes(graph: &Graph, passes: &[Pass], options: &PassOptions) -> Result<Graph, PassError> {
+    run_passes_with(graph, passes, options, &mut |_| {})
+}
+
+/// Runs passes in order and hands on what each of them did.
+pub fn run_passes_with(
+    graph: &Graph,
+    passes: &[Pass],
+    options: &PassOptions,
+    report: &mut dyn FnMut(PassReport),
+) -> Result<Graph, PassError> {
     let mut graph = graph.clone();
     for pass in passes {
         let is_disabled = options.disabled.iter().any(|name| name == pass.name);
         if is_disabled || (options.strict_numerics && pass.class == Class::Rounding) {
+            report(PassReport::skipped(pass.name));
             continue;
         }
+        let mut log = Log::default();
         let fail = |reason: String| PassError { pass: pass.name, reason };
-        let changed = (pass.run)(&graph, options).map_err(|error| fail(error.to_string()))?;
+        let changed = (pass.run)(&graph, &mut log).map_err(|error| fail(error.to_string()))?;
         verify(&changed).map_err(|error| fail(error.to_string()))?;
         graph = remove_dead(&changed).map_err(|error| fail(error.to_string()))?;
+        report(PassReport::of(pass.name, log));
     }
     Ok(graph)
 }

@@ -5,8 +5,9 @@ use precast_ir::op::{Binary, BinaryFn, Unary, UnaryFn};
 use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::{DType, Tensor};
 
+use crate::log::{Log, Reason};
 use crate::pattern::{beside_number, binary, is_number, made_by, made_by_unary};
-use crate::pipeline::{Class, Pass, PassOptions};
+use crate::pipeline::{Class, Pass};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -17,18 +18,33 @@ pub const PASS: Pass = Pass {
     run: recognise_activations,
 };
 
-fn recognise_activations(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+/// The graph rounds to integers, where every bit counts.
+const QUANTISED: Reason = "quantised";
+/// The result has another shape than x.
+const BROADCAST: Reason = "broadcast";
+
+fn recognise_activations(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     let is_quantised = graph.nodes().iter().any(|node| matches!(node.op, Op::Quantize(_)));
     let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
         let found = if is_quantised { None } else { silu(graph, node).or_else(|| gelu(graph, node)) };
         match found.or_else(|| hard_swish(graph, node)) {
             Some((op, x)) if graph.ty(x) == graph.ty(node.outputs[0]) => {
+                log.fired(node);
                 let x = copy.get(x);
                 let output = copy.new.add(op, &[x], &node.provenance)?;
                 copy.set(node.outputs[0], output);
             }
-            _ if is_quantised => spell_out(graph, node, &mut copy)?,
+            _ if is_quantised => {
+                if silu(graph, node).or_else(|| gelu(graph, node)).is_some() {
+                    log.refused(node, QUANTISED);
+                }
+                spell_out(graph, node, &mut copy)?;
+            }
+            Some(_) => {
+                log.refused(node, BROADCAST);
+                copy.node(node)?;
+            }
             _ => copy.node(node)?,
         }
     }

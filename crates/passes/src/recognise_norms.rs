@@ -5,8 +5,9 @@ use precast_ir::op::{Binary, BinaryFn, LayerNorm, ReduceFn, RmsNorm, UnaryFn};
 use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::DType;
 
+use crate::log::{Log, Reason};
 use crate::pattern::{beside_constant, binary, is_number, made_by, made_by_unary};
-use crate::pipeline::{Class, Pass, PassOptions};
+use crate::pipeline::{Class, Pass};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -16,14 +17,23 @@ pub const PASS: Pass = Pass {
     run: recognise_norms,
 };
 
-fn recognise_norms(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+/// Not f32.
+const TYPE: Reason = "type";
+/// The scale has other than one number for each element of the last axis.
+const SCALE_SHAPE: Reason = "scale-shape";
+
+fn recognise_norms(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
         let norm = with_bias(graph, node).or_else(|| without_bias(graph, node));
         let Some(norm) = norm.or_else(|| spelled_out(graph, node)) else {
+            if let Some(reason) = why_not(graph, node) {
+                log.refused(node, reason);
+            }
             copy.node(node)?;
             continue;
         };
+        log.fired(node);
         let inputs = copy.get_all(&norm.inputs);
         let output = copy.new.add(norm.op, &inputs, &node.provenance)?;
         copy.set(node.outputs[0], output);
@@ -35,6 +45,13 @@ fn recognise_norms(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> 
 struct Norm {
     op: Op,
     inputs: Vec<ValueId>,
+}
+
+/// Why a product that scales a unit row is no norm.
+fn why_not(graph: &Graph, node: &Node) -> Option<Reason> {
+    let (a, b) = binary(node, BinaryFn::Mul)?;
+    let unit = [a, b].into_iter().find_map(|unit| unit_of(graph, unit))?;
+    Some(if graph.ty(unit.d).dtype != DType::F32 { TYPE } else { SCALE_SHAPE })
 }
 
 /// layer_norm(x, s) + b

@@ -2,30 +2,50 @@
 //! the inner type holds every value of the source.
 
 use precast_ir::graph::{GraphCopy, GraphError};
-use precast_ir::op::{BinaryFn, Cast, Reshape, Transpose};
+use precast_ir::op::{BinaryFn, Cast, Reshape, Slice, Transpose};
 use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::{DType, Dim, Tensor};
 
-use crate::pipeline::{Class, Pass, PassOptions};
+use crate::log::Log;
+use crate::pipeline::{Class, Pass};
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "remove_identities",
-    doc: "reshape(reshape(x)) → reshape(x); cast to x's own type, full slices, x·1, x−0 → x",
+    doc: "reshape(reshape(x)) → reshape(x); cast to x's own type, full slices, x·1, x−0 → x; \
+          gather(x, 2) → slice(x); a transpose of axes of size 1 → reshape",
     class: Class::Exact,
     run: remove_identities,
 };
 
-fn remove_identities(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError> {
+fn remove_identities(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
         let inputs = copy.get_all(&node.inputs);
         if let Some(same) = identity(&copy.new, graph, node, &inputs) {
             copy.set(node.outputs[0], same);
+            log.fired(node);
+            continue;
+        }
+        if let Some(slice) = one_index(&copy.new, node, &inputs) {
+            log.fired(node);
+            let part = copy.new.add(slice, &inputs[..1], &node.provenance)?;
+            let shape = graph.ty(node.outputs[0]).dims.clone();
+            let output = copy.new.add(Reshape { shape }, &[part], &node.provenance)?;
+            copy.set(node.outputs[0], output);
+            continue;
+        }
+        if let Some(shape) = as_reshape(&copy.new, node, &inputs) {
+            log.fired(node);
+            let source = through_reshape(&copy.new, inputs[0]);
+            let is_same = copy.new.ty(source).dims == shape;
+            let output = if is_same { source } else { copy.new.add(Reshape { shape }, &[source], &node.provenance)? };
+            copy.set(node.outputs[0], output);
             continue;
         }
         match merged(&copy.new, node, &inputs) {
             Some((op, source)) => {
+                log.fired(node);
                 let output = copy.new.add(op, &[source], &node.provenance)?;
                 copy.set(node.outputs[0], output);
             }
@@ -33,6 +53,36 @@ fn remove_identities(graph: &Graph, _: &PassOptions) -> Result<Graph, GraphError
         }
     }
     Ok(copy.finish())
+}
+
+/// The slice that a gather of one constant index is (V16).
+fn one_index(new: &Graph, node: &Node, inputs: &[ValueId]) -> Option<Slice> {
+    let Op::Gather(op) = &node.op else { return None };
+    let (x, index) = (new.ty(inputs[0]), new.constant(inputs[1])?);
+    x.shape()?;
+    let size = x.dims[op.axis].as_const()?;
+    let [at] = index.to_i128_vec().ok()?[..] else { return None };
+    let at = if at < 0 { at + i128::from(size) } else { at };
+    let at = i64::try_from(at).ok().filter(|at| (0..size).contains(at))?;
+    let mut slice = Slice { start: vec![Dim::ZERO; x.rank()], step: vec![1; x.rank()], size: x.dims.clone() };
+    slice.start[op.axis] = Dim::from(at);
+    slice.size[op.axis] = Dim::ONE;
+    Some(slice)
+}
+
+/// The shape of a transpose that only moves axes of size 1, which moves no element.
+fn as_reshape(new: &Graph, node: &Node, inputs: &[ValueId]) -> Option<Vec<Dim>> {
+    let Op::Transpose(op) = &node.op else { return None };
+    let shape = new.ty(inputs[0]).shape()?;
+    let moved: Vec<usize> = op.perm.iter().copied().filter(|&axis| shape[axis] != 1).collect();
+    moved.is_sorted().then(|| op.perm.iter().map(|&axis| Dim::from(shape[axis])).collect())
+}
+
+fn through_reshape(new: &Graph, value: ValueId) -> ValueId {
+    match new.producer(value) {
+        Some((node, _)) if matches!(node.op, Op::Reshape(_)) => node.inputs[0],
+        _ => value,
+    }
 }
 
 /// The input that a node gives back unchanged.

@@ -46,7 +46,7 @@ pub use precast_cpu::Isa;
 pub use precast_ir::{Graph, text};
 pub use precast_onnx::{ImportError, ImportOptions, Imported, UnsupportedNode, operators};
 pub use precast_passes::batch_axis::{explain as explain_padding, pad_verdict};
-pub use precast_passes::{CANONICAL, FUSED, PassOptions, run_passes};
+pub use precast_passes::{CANONICAL, FUSED, PassOptions, PassReport, Place, run_passes};
 pub use precast_program::{Bucket, Port, Program, Step};
 pub use precast_session::{
     Argument, BucketPolicy, ContextWait, Counters, DimOptions, Fit, Observer, OnMiss, OnMissChain, OutputBuffer,

@@ -8,7 +8,7 @@ use precast_cpu::{CpuDevice, CpuTarget, Isa};
 use precast_ir::Graph;
 use precast_ir::eval::eval_graph;
 use precast_onnx::import::{ImportError, ImportOptions};
-use precast_passes::PassOptions;
+use precast_passes::{PassOptions, PassReport};
 use precast_program::{Bucket, Device, DeviceContext, LoadedProgram, MemoryStore, Program};
 use precast_session::{ContextPool, OutputBuffer};
 use precast_tensor::{DType, Dim, Tensor};
@@ -150,6 +150,14 @@ impl Runner {
     pub fn optimised(&self, inputs: &[(String, Tensor)]) -> Result<(Graph, Vec<usize>), Error> {
         let (graph, positions) = self.graph(inputs)?;
         Ok((self.shared.target.optimise(&graph)?, positions))
+    }
+
+    /// What each of the target's passes does to the Graph of these inputs, and what it leaves alone and why.
+    pub fn explain_passes(&self, inputs: &[(String, Tensor)]) -> Result<Vec<PassReport>, Error> {
+        let (graph, _) = self.graph(inputs)?;
+        let mut reports = Vec::new();
+        self.shared.target.optimise_with(&graph, &mut |report| reports.push(report))?;
+        Ok(reports)
     }
 
     /// Runs a Graph that the target has optimised already, without its passes.

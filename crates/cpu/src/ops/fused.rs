@@ -1,15 +1,18 @@
-//! A fused body: a convolution or product with its epilogue, or elementwise nodes.
+//! A fused body: a convolution or product with its epilogue, an attention, or elementwise nodes.
 
 use precast_ir::{Graph, Op};
 use precast_tensor::Tensor;
 
 use crate::ops::epilogue::Epilogue;
-use crate::ops::{conv, elementwise, matmul};
+use crate::ops::{attention, conv, elementwise, matmul};
 use crate::step::{Lowered, Machine, StepNode};
 
 /// The kernel of a fused body.
 pub fn lower(step: &StepNode, body: &Graph, machine: Machine) -> Result<Option<Lowered>, String> {
     let Some(root) = body.nodes().first() else { return Ok(None) };
+    if body.nodes().iter().any(|node| matches!(node.op, Op::Softmax(_))) {
+        return Ok(attention::lower(step, body, machine));
+    }
     let is_in_order = body.inputs().starts_with(&root.inputs);
     match &root.op {
         // A body's inputs are the step's inputs in order of first use, so the root's operands come first.

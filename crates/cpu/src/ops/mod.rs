@@ -1,5 +1,6 @@
 //! Kernels of each op family. A function gives `None` where no kernel covers the step.
 
+pub mod attention;
 pub mod conv;
 pub mod elementwise;
 pub mod epilogue;
