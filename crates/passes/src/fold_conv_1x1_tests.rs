@@ -408,6 +408,7 @@ fn the_profit_model_gives_the_ratios_of_the_specification() {
         (3, [128, 128, 128], [128, 1], [2, 1], 20, 2.28),
         (3, [256, 256, 256], [4, 8], [1, 1], 28, 0.81),
     ];
+    let cpu_like = Costs { dense_per_ns: 1000.0, depthwise_per_ns: 500.0, bytes_per_ns: 60.0, step_ns: 500.0 };
     for (k, channels, groups, strides, output, expected) in rows {
         let size = output * strides[0] * strides[1];
         let draw = Draw {
@@ -424,12 +425,29 @@ fn the_profit_model_gives_the_ratios_of_the_specification() {
         };
         let graph = at_batch_one(&draw);
         let pair = pair_of(&graph);
-        let times = times(&pair, &legal(&pair).unwrap()).unwrap();
+        let times = times(&pair, &legal(&pair).unwrap(), &cpu_like).unwrap();
         let ratio = times.fused / times.separate;
         assert!((ratio - expected).abs() <= 0.02 * expected.max(1.0), "{ratio} where {expected} is expected: {draw:?}");
         let is_taken = reasons(&graph).is_empty();
         assert_eq!(is_taken, expected < 1.0, "{draw:?}");
     }
+}
+
+#[test]
+fn a_narrow_middle_stays_where_its_product_is_more_work() {
+    let draw = Draw {
+        dtype: DType::F32,
+        size: vec![112; 2],
+        channels: [32, 16, 96],
+        groups: [1, 1],
+        k: [vec![1; 2], vec![1; 2]],
+        stride: [vec![1; 2], vec![1; 2]],
+        dilation: [vec![1; 2], vec![1; 2]],
+        pad: [[vec![0; 2], vec![0; 2]], [vec![0; 2], vec![0; 2]]],
+        has_bias: [true, true],
+        seed: 1,
+    };
+    assert_eq!(reasons(&at_batch_one(&draw)), [NOT_PROFITABLE]);
 }
 
 fn at_batch_one(draw: &Draw) -> Graph {

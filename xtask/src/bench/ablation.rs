@@ -41,6 +41,9 @@ pub struct AblationArguments {
     /// Only this model; may be given several times.
     #[arg(long)]
     only: Vec<String>,
+    /// Threads of a run. On a machine that others use, only one thread gives numbers that repeat.
+    #[arg(long, default_value_t = THREADS)]
+    threads: usize,
     /// Only this pass, or passes joined by commas that are left out together; may be given several times.
     #[arg(long)]
     pass: Vec<String>,
@@ -81,22 +84,25 @@ pub fn run(arguments: &AblationArguments) -> Result<()> {
     let mut rows = Vec::new();
     for name in &names {
         let entry = models.iter().find(|model| model.name == *name).with_context(|| format!("no model '{name}'"))?;
-        measure_model(entry, &passes, &mut rows).with_context(|| name.clone())?;
+        measure_model(entry, arguments.threads, &passes, &mut rows).with_context(|| name.clone())?;
     }
     eprint!("{}", table(&names, &passes, &rows));
     if arguments.json {
-        println!("{}", json!({ "ok": true, "threads": THREADS, "rows": rows, "geometric": geometric(&rows) }));
+        println!(
+            "{}",
+            json!({ "ok": true, "threads": arguments.threads, "rows": rows, "geometric": geometric(&rows) })
+        );
     }
     Ok(())
 }
 
-fn measure_model(entry: &ModelEntry, passes: &[String], rows: &mut Vec<Row>) -> Result<()> {
+fn measure_model(entry: &ModelEntry, threads: usize, passes: &[String], rows: &mut Vec<Row>) -> Result<()> {
     let file = fetch::model_file(entry)?;
     let inputs = inputs::make(entry, 1)?;
     let runner = |disabled: &[&str]| -> Result<Runner> {
         let passes =
             PassOptions { disabled: disabled.iter().map(|pass| pass.to_string()).collect(), ..PassOptions::default() };
-        Ok(Runner::new(Model::open(&file)?, RunnerOptions { threads: THREADS, passes, ..RunnerOptions::default() }))
+        Ok(Runner::new(Model::open(&file)?, RunnerOptions { threads, passes, ..RunnerOptions::default() }))
     };
     let whole = runner(&[])?;
     let mut fired: BTreeMap<&str, usize> = BTreeMap::new();
