@@ -1,21 +1,23 @@
 //! What Buckets cost: the median of a few runs with their copies, kept as notes of the cache, so that one machine of a
 //! kind measures for all later starts. Only how requests are spread over Buckets depends on them, never a result's Types.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use precast_program::Bucket;
+use precast_program::{Bucket, DeviceContext};
 use precast_tensor::{DType, Digest, Tensor};
 
 use crate::error::SessionError;
+use crate::output_buffer::OutputBuffer;
 use crate::programs::Entry;
 use crate::session::Inner;
 
 /// Kind of the notes.
 const KIND: &str = "cost";
-/// Runs before the measured ones.
-const WARM_RUNS: usize = 3;
-/// Measured runs of a Bucket.
-const RUNS: usize = 20;
+/// Rounds before the measured ones.
+const WARM_ROUNDS: usize = 3;
+/// Measured runs of each Bucket.
+const ROUNDS: usize = 20;
 /// Time that measuring one Bucket may take; fewer runs are measured where that is not enough.
 const BUCKET_TIME: Duration = Duration::from_millis(150);
 
@@ -38,64 +40,92 @@ impl Inner {
         let mut entries: Vec<_> = self.programs.read(|table| {
             table.entries.values().filter(|entry| table.ladders.contains(&entry.bucket)).cloned().collect()
         });
-        let keys: Vec<u8> = entries.iter().flat_map(|entry: &std::sync::Arc<Entry>| entry.cost_key.0).collect();
+        let keys: Vec<u8> = entries.iter().flat_map(|entry: &Arc<Entry>| entry.cost_key.0).collect();
         let set = Digest::of_bytes(&keys);
         if self.cache.note(KIND, &set).is_some() {
             return Ok(());
         }
         self.programs.read(|table| entries.retain(|entry| !table.costs.contains_key(&entry.bucket)));
         entries.sort_by_key(|entry| entry.bucket.dims().map(|(_, extent)| extent.max(1)).product::<i64>());
-        let mut found = Vec::new();
-        for entry in &entries {
-            let (cost, is_steady) = self.measure(entry)?;
+        let found = self.measure(&entries)?;
+        for (entry, &cost) in entries.iter().zip(&found) {
             self.cache.keep_note(KIND, &entry.cost_key, format!("{cost}").as_bytes());
             tracing::info!(bucket = %entry.bucket, us = cost / 1e3, "measured what a Bucket costs");
-            found.push((entry.bucket.clone(), cost));
-            if !is_steady {
-                break;
-            }
         }
         if !found.is_empty() {
-            self.programs.change(|table| table.costs.extend(found));
+            let costs = entries.iter().zip(found).map(|(entry, cost)| (entry.bucket.clone(), cost));
+            self.programs.change(|table| table.costs.extend(costs));
         }
         self.cache.keep_note(KIND, &set, b"measured");
         Ok(())
     }
 
-    /// Median time of a Bucket in nanoseconds, and whether all runs fitted the time there was.
-    fn measure(&self, entry: &Entry) -> Result<(f64, bool), SessionError> {
+    /// Median times of Buckets in nanoseconds, in their order, up to the first of which one run takes too long. Buckets run
+    /// in turns on one context, as in a stream of mixed sizes: back to back, small ones would look cheaper than they are.
+    fn measure(&self, entries: &[Arc<Entry>]) -> Result<Vec<f64>, SessionError> {
+        let mut context = self.device.context(0);
+        let mut probes: Vec<Probe<'_>> = Vec::new();
+        for entry in entries {
+            context.reserve(entry.loaded.program().arena_bytes);
+            let mut probe = Probe::new(entry)?;
+            let first = probe.run(context.as_mut())?;
+            probes.push(probe);
+            if first >= BUCKET_TIME {
+                break;
+            }
+        }
+        let begun = Instant::now();
+        let time = BUCKET_TIME * probes.len() as u32;
+        for round in 0..WARM_ROUNDS + ROUNDS {
+            if begun.elapsed() >= time {
+                break;
+            }
+            for probe in &mut probes {
+                let time = probe.run(context.as_mut())?;
+                if round >= WARM_ROUNDS {
+                    probe.times_ns.push(time.as_nanos() as f64);
+                }
+            }
+        }
+        Ok(probes.into_iter().map(Probe::median).collect())
+    }
+}
+
+/// A Bucket that is measured, on zeros: the only input that every model accepts.
+struct Probe<'a> {
+    entry: &'a Entry,
+    inputs: Vec<Tensor>,
+    outputs: Vec<OutputBuffer>,
+    last_ns: f64,
+    times_ns: Vec<f64>,
+}
+
+impl<'a> Probe<'a> {
+    fn new(entry: &'a Entry) -> Result<Probe<'a>, SessionError> {
         let program = entry.loaded.program();
         let zeros = program.inputs.iter().map(|port| {
             let dtype = DType::from_name(&port.dtype).unwrap_or(DType::F32);
             Tensor::zeros(dtype, port.shape.iter().map(|&size| size as usize).collect::<Vec<usize>>())
         });
         let inputs: Vec<Tensor> = zeros.collect::<Result<_, _>>()?;
-        let inputs: Vec<&[u8]> = inputs.iter().map(Tensor::as_bytes).collect();
-        let mut outputs: Vec<Vec<u64>> =
-            program.outputs.iter().map(|port| vec![0; (port.bytes as usize).div_ceil(8)]).collect();
-        let mut slices: Vec<&mut [u8]> = outputs
-            .iter_mut()
-            .zip(&program.outputs)
-            .map(|(words, port)| &mut bytemuck::cast_slice_mut::<u64, u8>(words)[..port.bytes as usize])
-            .collect();
-        let mut context = self.device.context(program.arena_bytes);
-        let begun = Instant::now();
-        let mut times = Vec::new();
-        for run in 0..WARM_RUNS + RUNS {
-            let start = Instant::now();
-            context.run(&*entry.loaded, &inputs, &mut slices)?;
-            // A first run that takes all the time there is must do.
-            let is_last = begun.elapsed() >= BUCKET_TIME;
-            if run >= WARM_RUNS || is_last {
-                times.push(start.elapsed().as_nanos() as f64);
-            }
-            if is_last {
-                break;
-            }
-        }
-        let is_steady = times.len() > 1;
-        times.sort_by(f64::total_cmp);
-        Ok((times[times.len() / 2], is_steady))
+        let outputs = program.outputs.iter().map(|port| OutputBuffer::new(port.bytes as usize)).collect();
+        Ok(Probe { entry, inputs, outputs, last_ns: 0.0, times_ns: Vec::new() })
+    }
+
+    fn run(&mut self, context: &mut dyn DeviceContext) -> Result<Duration, SessionError> {
+        let inputs: Vec<&[u8]> = self.inputs.iter().map(Tensor::as_bytes).collect();
+        let mut slices: Vec<&mut [u8]> = self.outputs.iter_mut().map(OutputBuffer::as_bytes_mut).collect();
+        let start = Instant::now();
+        context.run(&*self.entry.loaded, &inputs, &mut slices)?;
+        let time = start.elapsed();
+        self.last_ns = time.as_nanos() as f64;
+        Ok(time)
+    }
+
+    /// The middle of the counted runs, or the last of the others.
+    fn median(mut self) -> f64 {
+        self.times_ns.sort_by(f64::total_cmp);
+        self.times_ns.get(self.times_ns.len() / 2).copied().unwrap_or(self.last_ns)
     }
 }
 
