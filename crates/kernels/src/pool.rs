@@ -1,7 +1,7 @@
 //! A fixed set of threads that run numbered tasks together with the calling thread.
 //!
-//! Workers spin for a short while after each job and then park, so that the steps of a run hand over in well under a
-//! microsecond while an idle Program costs nothing. Tasks are dealt to threads in contiguous ranges that depend only
+//! Workers look for the next job for a while after each one and then park, so that the steps of a run hand over in well
+//! under a microsecond while an idle Program costs nothing. Tasks are dealt to threads in contiguous ranges that depend only
 //! on the two counts. A `run` on a busy pool (nested, or from a second thread) does all its tasks on its own thread.
 
 use std::any::Any;
@@ -14,8 +14,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a worker looks for the next job before it parks: longer than the serial gaps inside a run.
+/// How long a thread looks for the other side without giving its core away: longer than a hand-over takes.
 const SPIN: Duration = Duration::from_micros(50);
+/// How long a worker goes on looking, letting others have the core between looks, before it parks: longer than the serial
+/// gaps inside a run and between runs of a stream. A parked worker is often woken on the core of the thread that waits for
+/// it, and then both share it for milliseconds.
+const LINGER: Duration = Duration::from_millis(2);
 /// Looks between two readings of the clock while spinning.
 const LOOKS_PER_CLOCK: u32 = 32;
 
@@ -232,8 +236,10 @@ impl Mailbox {
                 }
                 std::hint::spin_loop();
             }
-            if started.elapsed() > SPIN {
-                return Message::Empty;
+            match started.elapsed() {
+                time if time > LINGER => return Message::Empty,
+                time if time > SPIN => std::thread::yield_now(),
+                _ => {}
             }
         }
     }

@@ -96,6 +96,10 @@ pub fn run(arguments: &CpuArguments) -> Result<()> {
         if arguments.only.as_ref().is_some_and(|only| !model.contains(only.as_str())) {
             continue;
         }
+        if !models.iter().any(|entry| entry.name == *model) {
+            eprintln!("{model}: not among the models of this project, so it has no row");
+            continue;
+        }
         for &batch in *batches {
             for &threads in &threads {
                 let row = measure(&models, model, batch, sizes, threads, arguments);
