@@ -42,9 +42,12 @@ fn misses(bench: &mut Bench, subject: &Subject, root: &Path) -> Result<()> {
     cases.push(("one byte of a weight", "weights", records(&other_weight, &subject.options())?));
     let other_bias = changed(bench, subject, "bias", |graph| flip(graph, 1))?;
     cases.push(("one byte of a bias", "weights", records(&other_bias, &subject.options())?));
+    let mut without_a_pass = subject.options();
+    without_a_pass.runner.passes.disabled = vec!["fuse_pointwise".to_string()];
+    cases.push(("one option", "options.disable", records(subject, &without_a_pass)?));
     let mut strict = subject.options();
     strict.runner.passes.strict_numerics = true;
-    cases.push(("one option", "options.strict_numerics", records(subject, &strict)?));
+    cases.push(("strict numerics", "target", records(subject, &strict)?));
     let mut other_isa = subject.options();
     let is_portable = other_isa.runner.isa == Isa::Portable;
     other_isa.runner.isa = if is_portable { Isa::Avx2 } else { Isa::Portable };
