@@ -1,8 +1,6 @@
 """Run a model with onnxruntime on the CPU.
 
 ort_run.py run MODEL THREADS FOLDER...         run the inputs of every FOLDER, write its outputs beside them
-ort_run.py spread MODEL THREADS FOLDER...      print how far onnxruntime is from itself, as the largest ‖a-b‖/‖b‖ of an
-                                               output between the graph as written and the graph as it optimises it
 ort_run.py open MODEL THREADS                  print the milliseconds that making a session takes
 ort_run.py measure MODEL THREADS FOLDER        print the median milliseconds of a run for each line read from stdin,
                                                which is the number of seconds to measure for
@@ -22,9 +20,8 @@ import onnxruntime
 WARM_UP_RUNS = 2
 
 
-def open_session(model, threads, level=onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL):
+def open_session(model, threads):
     options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = level
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
@@ -71,23 +68,8 @@ def measure(session, folder):
         print(json.dumps({"ms": statistics.median(times) * 1e3}), flush=True)
 
 
-def spread(model, threads, folders):
-    optimised = open_session(model, threads)
-    as_written = open_session(model, threads, onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
-    worst = 0.0
-    for folder in folders:
-        inputs = read_inputs(folder)
-        for a, b in zip(optimised.run(None, inputs), as_written.run(None, inputs)):
-            if b.dtype.kind == "f" and b.size:
-                a, b = a.astype(np.float64), b.astype(np.float64)
-                worst = max(worst, float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-300)))
-    print(json.dumps({"spread": worst}), flush=True)
-
-
 def main():
     command, model, threads, *folders = sys.argv[1:]
-    if command == "spread":
-        return spread(model, int(threads), folders)
     if command == "open":
         start = time.perf_counter()
         open_session(model, int(threads))

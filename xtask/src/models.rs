@@ -49,9 +49,6 @@ struct ModelReport {
     batches: Vec<usize>,
     ok: bool,
     worst_rel_err: Option<f64>,
-    /// For quantised models that are further away than their tolerance: how far onnxruntime is from itself.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    onnxruntime_spread: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     #[serde(flatten)]
@@ -112,15 +109,8 @@ struct CheckOptions {
 
 fn check_model(model: &ModelEntry, options: CheckOptions) -> ModelReport {
     let batches = if model.is_batch_dynamic { BATCHES.to_vec() } else { vec![1] };
-    let mut report = ModelReport {
-        name: model.name.clone(),
-        batches,
-        ok: false,
-        worst_rel_err: None,
-        onnxruntime_spread: None,
-        error: None,
-        speed: None,
-    };
+    let mut report =
+        ModelReport { name: model.name.clone(), batches, ok: false, worst_rel_err: None, error: None, speed: None };
     if let Err(error) = compare_with_onnxruntime(model, &mut report, options) {
         report.error = Some(format!("{error:#}"));
     }
@@ -154,11 +144,6 @@ fn compare_with_onnxruntime(model: &ModelEntry, report: &mut ModelReport, option
         worst = worst.max(output.rel_err);
         report.worst_rel_err = Some(worst);
         let allowed = model.tolerance();
-        if output.rel_err > allowed && model.is_quantised && report.onnxruntime_spread.is_none() {
-            // Explains the failure, does not excuse it.
-            let spread = onnxruntime::spread(&path, THREADS, &folders).context("onnxruntime's own spread")?;
-            report.onnxruntime_spread = Some(spread);
-        }
         if output.rel_err > allowed {
             let (name, found) = (&output.name, output.rel_err);
             // The first is named; the others count towards the worst, and latencies are worth knowing all the same.

@@ -52,19 +52,6 @@ pub fn run(model: &Path, threads: usize, folders: &[PathBuf]) -> Result<()> {
     venv::call(command("run", model, threads)?.args(folders))
 }
 
-/// How far onnxruntime is from itself on the inputs of these folders: the largest relative error of an output between the
-/// graph as written and the graph as it optimises it.
-pub fn spread(model: &Path, threads: usize, folders: &[PathBuf]) -> Result<f64> {
-    #[derive(serde::Deserialize)]
-    struct Answer {
-        spread: f64,
-    }
-    let output = command("spread", model, threads)?.args(folders).output()?;
-    anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let answer: Answer = serde_json::from_slice(&output.stdout)?;
-    Ok(answer.spread)
-}
-
 /// Milliseconds that onnxruntime takes to make a session of a model, in a process of its own.
 pub fn open(model: &Path, threads: usize) -> Result<f64> {
     let output = command("open", model, threads)?.output()?;

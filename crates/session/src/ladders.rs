@@ -239,7 +239,7 @@ impl Costs {
     pub(crate) fn new(extents: &[i64], measured: impl Fn(i64) -> Option<f64>) -> Costs {
         let known: Vec<(i64, f64)> = extents.iter().filter_map(|&extent| Some((extent, measured(extent)?))).collect();
         let line = match known[..] {
-            [] | [_] => |extent: i64, _: &[(i64, f64)]| CALL_COST_ROWS + extent as f64,
+            [] | [_] => |extent: i64, _: &[(i64, f64)]| estimated_cost(extent),
             _ => |extent: i64, known: &[(i64, f64)]| {
                 let (&(x0, y0), &(x1, y1)) = (&known[known.len() - 2], &known[known.len() - 1]);
                 let slope = ((y1 - y0) / (x1 - x0) as f64).max(0.0);
@@ -260,6 +260,11 @@ impl Costs {
 
 /// What a call costs beside its rows, in rows: an estimate that keeps requests in one Bucket where it fits.
 const CALL_COST_ROWS: f64 = 8.0;
+
+/// What a Bucket costs, in rows, where nothing is measured.
+pub(crate) fn estimated_cost(extent: i64) -> f64 {
+    CALL_COST_ROWS + extent as f64
+}
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -2,6 +2,7 @@
 //! proved to change nothing, split where that is, and sliced back. Knows no target, no ONNX and no tokens.
 #![forbid(unsafe_code)]
 
+mod bind;
 mod binding;
 mod box_copy;
 mod bring;

@@ -1,6 +1,7 @@
 //! A request against a model's inputs: which value each dim has. Sizes that stand alone name their dim; sizes that are
 //! expressions are checked once their symbols are known. Equal values are no evidence that two dims are one.
 
+use bytes::Bytes;
 use precast_tensor::{Bindings, DType, Dim, Symbol, Tensor};
 
 use crate::error::SessionError;
@@ -21,6 +22,38 @@ impl<'a> From<&'a Tensor> for Argument<'a> {
     fn from(tensor: &'a Tensor) -> Argument<'a> {
         Argument { dtype: tensor.dtype(), shape: tensor.shape(), bytes: tensor.as_bytes() }
     }
+}
+
+/// Kernels read elements, so each input must begin at a multiple of their size.
+pub(crate) fn is_aligned(arguments: &[Argument<'_>]) -> bool {
+    arguments.iter().all(|argument| argument.bytes.as_ptr().addr() & (argument.dtype.size_bytes() - 1) == 0)
+}
+
+/// Each input must have the bytes that its shape says.
+pub(crate) fn check_sizes(arguments: &[Argument<'_>]) -> Result<(), SessionError> {
+    for (position, argument) in arguments.iter().enumerate() {
+        let elements = argument.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
+        let bytes = elements.and_then(|elements| elements.checked_mul(argument.dtype.size_bytes()));
+        if bytes != Some(argument.bytes.len()) {
+            return Err(SessionError::Request(format!(
+                "input {position} has {} bytes; its shape {:?} of {} needs {}",
+                argument.bytes.len(),
+                argument.shape,
+                argument.dtype.name(),
+                bytes.map_or("more than there are addresses".to_string(), |bytes| bytes.to_string())
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Inputs as tensors of their own.
+pub(crate) fn tensors_of(arguments: &[Argument<'_>]) -> Result<Vec<Tensor>, SessionError> {
+    let tensor = |argument: &Argument<'_>| {
+        let bytes = Bytes::copy_from_slice(argument.bytes);
+        Ok(Tensor::new(argument.dtype, argument.shape.to_vec(), bytes)?.aligned())
+    };
+    arguments.iter().map(tensor).collect()
 }
 
 /// What a size of an input is.

@@ -2,7 +2,6 @@
 //! seen one like it, it runs at once (ultra-fast); if the Programs are loaded, it is bound to them (fast); otherwise the
 //! on-miss chain decides (standard).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,18 +11,18 @@ use precast_ir::eval::eval_graph;
 use precast_program::{Bucket, Device, Target};
 use precast_tensor::Tensor;
 
-use crate::binding::{Binding, Parts};
+use crate::bind::Bind;
+use crate::binding::Binding;
 use crate::bring::Bringer;
-use crate::cover::CoverTable;
 use crate::error::SessionError;
 use crate::exec_context::{Contexts, Taken};
 use crate::interface::{GraphSource, Interface};
-use crate::ladders::{Costs, Ladders, Layout};
+use crate::ladders::Ladders;
 use crate::options::{OnMiss, SessionOptions, Startup};
-use crate::programs::{Entry, Flight, Programs, Table};
+use crate::programs::{Flight, Programs};
 use crate::report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
-use crate::request::{Argument, Unifier};
-use crate::startup::{EtaBasis, Phase, Progress, wait_for};
+use crate::request::{Argument, Unifier, check_sizes, is_aligned, tensors_of};
+use crate::startup::{Phase, Progress, wait_for};
 use crate::submit::{Pending, Workers};
 use crate::traffic::Traffic;
 
@@ -41,7 +40,7 @@ pub(crate) struct Inner {
     pub(crate) cache: Arc<ProgramCache>,
     pub(crate) options: SessionOptions,
     bringer: Arc<Bringer>,
-    unifier: Unifier,
+    pub(crate) unifier: Unifier,
     pub(crate) programs: Arc<Programs>,
     pub(crate) contexts: Contexts,
     pub(crate) counters: Arc<Counters>,
@@ -207,16 +206,8 @@ impl Inner {
         self.recall_costs();
         let has_choice = self.programs.read(|table| table.ladders.primary_extents().len() > 1);
         if self.options.measures && has_choice && self.options.startup == Startup::All {
-            let progress = |phase| Progress {
-                phase,
-                done: flights.len(),
-                total: flights.len(),
-                compiled,
-                bucket: None,
-                elapsed: begun.elapsed(),
-                eta: None,
-                basis: EtaBasis::Unknown,
-            };
+            let done = flights.len();
+            let progress = |phase| Progress { done, compiled, ..Progress::new(phase, done, begun) };
             self.tell(&progress(Phase::Measuring));
             self.measure_costs()?;
             self.tell(&progress(Phase::Ready));
@@ -427,110 +418,6 @@ impl Inner {
         buckets.iter().map(|bucket| self.request(bucket)).collect()
     }
 
-    /// Covers along the primary dim beside these extents of the others.
-    fn covers(&self, epoch: u64, extents: &[i64]) -> (Arc<CoverTable>, bool) {
-        let others = self.programs.read(|table| {
-            let mut others = extents.to_vec();
-            if let Some(primary) = table.ladders.primary() {
-                others[primary] = 0;
-            }
-            others
-        });
-        if let Some(known) = self.programs.read(|table| table.covers(&others).cloned()) {
-            return known;
-        }
-        let (covers, is_estimated) = self.programs.read(|table| {
-            let costs = Costs::new(table.ladders.primary_extents(), |extent| cost_of(table, extents, extent));
-            (Arc::new(table.ladders.covers(&costs)), costs.is_estimated)
-        });
-        self.programs.keep_covers(epoch, others, covers.clone(), is_estimated);
-        (covers, is_estimated)
-    }
-
-    /// A Binding for a request, or the Buckets that are missing for one.
-    fn bind(&self, values: &[i64], arguments: &[Argument<'_>]) -> Result<Bind, SessionError> {
-        if let Some(binding) = self.programs.read(|table| table.binding(values).cloned()) {
-            return Ok(Bind::Ready(binding));
-        }
-        let epoch = self.programs.epoch();
-        let ladders = self.programs.read(|table| table.ladders.clone());
-        let extents = ladders.other_extents(values)?;
-        let (covers, is_cost_estimated) = self.covers(epoch, &extents);
-        let layout = ladders.layout(values, extents, &covers)?;
-        let buckets = chunk_buckets(&ladders, &layout);
-        let found = self.programs.read(|table| {
-            let mut missing: Vec<Bucket> =
-                buckets.iter().filter(|bucket| !table.entries.contains_key(bucket)).cloned().collect();
-            missing.dedup();
-            let entries: Vec<Arc<Entry>> =
-                buckets.iter().filter_map(|bucket| table.entries.get(bucket).cloned()).collect();
-            if missing.is_empty() { Ok(entries) } else { Err(missing) }
-        });
-        let entries = match found {
-            Ok(entries) => entries,
-            Err(missing) => return Ok(Bind::Missing(missing)),
-        };
-        let binding = self.make_binding(&ladders, values, &layout, entries, epoch, is_cost_estimated, arguments)?;
-        self.programs.keep_binding(values.to_vec(), &binding);
-        let (fit, chunks) = (binding.report.fit, binding.report.chunks);
-        tracing::debug!(?values, ?fit, buckets = ?chunks.named(), epoch, "bound a new form of request");
-        Ok(Bind::Ready(binding))
-    }
-
-    /// A Binding on loaded Buckets only, if they can cover the request.
-    fn bind_loaded(&self, values: &[i64], arguments: &[Argument<'_>]) -> Result<Option<Arc<Binding>>, SessionError> {
-        let epoch = self.programs.epoch();
-        let ladders = self.programs.read(|table| table.ladders.clone());
-        let Some(primary) = ladders.primary() else { return Ok(None) };
-        let candidates: Vec<Vec<i64>> = self.programs.read(|table| {
-            let of = |entry: &Arc<Entry>| table.ladders.extents_of(&entry.bucket);
-            table.entries.values().filter(|entry| table.ladders.contains(&entry.bucket)).map(of).collect()
-        });
-        // The loaded Buckets that are large enough in the other dims, by the extents of those.
-        let fits = |extents: &Vec<i64>| {
-            (0..values.len()).all(|dim| {
-                dim == primary
-                    || extents[dim] == values[dim]
-                    || (ladders.is_bucketed(dim) && extents[dim] >= values[dim])
-            })
-        };
-        let mut by_others: BTreeMap<Vec<i64>, Vec<i64>> = BTreeMap::new();
-        for mut extents in candidates.into_iter().filter(fits) {
-            let extent = std::mem::replace(&mut extents[primary], values[primary]);
-            by_others.entry(extents).or_default().push(extent);
-        }
-        for (others, mut extents) in by_others {
-            extents.sort_unstable();
-            let costs = self.programs.read(|table| Costs::new(&extents, |extent| cost_of(table, &others, extent)));
-            let loaded = ladders.with_primary_extents(extents);
-            let Ok(layout) = loaded.layout(values, others, &loaded.covers(&costs)) else { continue };
-            let buckets = chunk_buckets(&loaded, &layout);
-            let entries = self.programs.read(|table| {
-                buckets.iter().map(|bucket| table.entries.get(bucket).cloned()).collect::<Option<Vec<Arc<Entry>>>>()
-            });
-            let Some(entries) = entries else { continue };
-            let binding = self.make_binding(&loaded, values, &layout, entries, epoch, costs.is_estimated, arguments)?;
-            return Ok(Some(binding));
-        }
-        Ok(None)
-    }
-
-    fn make_binding(
-        &self,
-        ladders: &Ladders,
-        values: &[i64],
-        layout: &Layout,
-        entries: Vec<Arc<Entry>>,
-        epoch: u64,
-        is_cost_estimated: bool,
-        arguments: &[Argument<'_>],
-    ) -> Result<Arc<Binding>, SessionError> {
-        entries.iter().for_each(|entry| self.programs.touch(entry));
-        let (interface, unifier) = (&self.interface, &self.unifier);
-        let parts = Parts { interface, unifier, ladders, values, layout, entries, epoch, is_cost_estimated };
-        Ok(Arc::new(Binding::new(parts, arguments)?))
-    }
-
     /// Empty outputs for a request without rows.
     fn answer_empty(&self, values: &[i64], primary: usize) -> Result<Prepared, SessionError> {
         let bindings = self.unifier.bindings(values);
@@ -562,31 +449,6 @@ impl Inner {
     }
 }
 
-/// What `bind` found.
-enum Bind {
-    Ready(Arc<Binding>),
-    Missing(Vec<Bucket>),
-}
-
-/// Buckets of a layout's chunks.
-fn chunk_buckets(ladders: &Ladders, layout: &Layout) -> Vec<Bucket> {
-    let bucket = |chunk: &Chunk| {
-        let mut extents = layout.extents.clone();
-        if let Some(primary) = ladders.primary() {
-            extents[primary] = chunk.bucket;
-        }
-        ladders.bucket(&extents)
-    };
-    layout.chunks.iter().map(bucket).collect()
-}
-
-/// Measured cost of the Bucket with this extent of the primary dim.
-fn cost_of(table: &Table, extents: &[i64], extent: i64) -> Option<f64> {
-    let mut extents = extents.to_vec();
-    extents[table.ladders.primary()?] = extent;
-    table.costs.get(&table.ladders.bucket(&extents)).copied()
-}
-
 /// An input and axis that is a dim by itself.
 fn place_of(interface: &Interface, dim: usize) -> Option<(usize, usize)> {
     let symbol = &interface.dims[dim].symbol;
@@ -608,29 +470,6 @@ fn answer_report(rows: i64) -> RunReport {
         is_cost_estimated: false,
         copied_bytes: 0,
     }
-}
-
-/// Kernels read elements, so each input must begin at a multiple of their size.
-fn is_aligned(arguments: &[Argument<'_>]) -> bool {
-    arguments.iter().all(|argument| argument.bytes.as_ptr().addr() & (argument.dtype.size_bytes() - 1) == 0)
-}
-
-/// Each input must have the bytes that its shape says.
-fn check_sizes(arguments: &[Argument<'_>]) -> Result<(), SessionError> {
-    for (position, argument) in arguments.iter().enumerate() {
-        let elements = argument.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
-        let bytes = elements.and_then(|elements| elements.checked_mul(argument.dtype.size_bytes()));
-        if bytes != Some(argument.bytes.len()) {
-            return Err(SessionError::Request(format!(
-                "input {position} has {} bytes; its shape {:?} of {} needs {}",
-                argument.bytes.len(),
-                argument.shape,
-                argument.dtype.name(),
-                bytes.map_or("more than there are addresses".to_string(), |bytes| bytes.to_string())
-            )));
-        }
-    }
-    Ok(())
 }
 
 fn check_outputs(binding: &Binding, outputs: &[&mut [u8]]) -> Result<(), SessionError> {
@@ -663,12 +502,4 @@ fn copy_answers(tensors: &[Tensor], outputs: &mut [&mut [u8]]) -> Result<(), Ses
         output.copy_from_slice(tensor.as_bytes());
     }
     Ok(())
-}
-
-fn tensors_of(arguments: &[Argument<'_>]) -> Result<Vec<Tensor>, SessionError> {
-    let tensor = |argument: &Argument<'_>| {
-        let bytes = bytes::Bytes::copy_from_slice(argument.bytes);
-        Ok(Tensor::new(argument.dtype, argument.shape.to_vec(), bytes)?.aligned())
-    };
-    arguments.iter().map(tensor).collect()
 }

@@ -1,6 +1,7 @@
 //! Opening all Buckets: loaded and compiled in parallel, the largest first, with progress that says what is known about
 //! the time left and how it is known.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use precast_program::Bucket;
@@ -8,7 +9,6 @@ use precast_program::Bucket;
 use crate::error::SessionError;
 use crate::programs::Flight;
 use crate::report::Origin;
-use std::sync::Arc;
 
 /// Progress is told at least this often.
 const TELL_EVERY: Duration = Duration::from_secs(1);
@@ -54,6 +54,14 @@ pub struct Progress {
     pub basis: EtaBasis,
 }
 
+impl Progress {
+    /// Nothing done yet, and nothing known about the time left.
+    pub(crate) fn new(phase: Phase, total: usize, begun: Instant) -> Progress {
+        let (done, compiled, bucket, eta) = (0, 0, None, None);
+        Progress { phase, done, total, compiled, bucket, elapsed: begun.elapsed(), eta, basis: EtaBasis::Unknown }
+    }
+}
+
 /// Waits for Buckets in order and tells how it goes. The first error ends it; the others go on in the background.
 pub(crate) fn wait_for(
     flights: &[(Bucket, Arc<Flight>)],
@@ -61,16 +69,7 @@ pub(crate) fn wait_for(
     tell: &dyn Fn(&Progress),
 ) -> Result<usize, SessionError> {
     let mut compiled = 0;
-    let mut progress = Progress {
-        phase: Phase::Programs,
-        done: 0,
-        total: flights.len(),
-        compiled,
-        bucket: None,
-        elapsed: begun.elapsed(),
-        eta: None,
-        basis: EtaBasis::Unknown,
-    };
+    let mut progress = Progress::new(Phase::Programs, flights.len(), begun);
     for (done, (bucket, flight)) in flights.iter().enumerate() {
         let entry = loop {
             match flight.wait(Some(TELL_EVERY)) {

@@ -10,7 +10,7 @@ use precast_tensor::Digest;
 use crate::buckets::BucketPolicy;
 use crate::cover::CoverTable;
 use crate::interface::Interface;
-use crate::ladders::Ladders;
+use crate::ladders::{Ladders, estimated_cost};
 use crate::options::SessionOptions;
 use crate::session::Session;
 
@@ -20,8 +20,6 @@ const KIND: &str = "traffic";
 const SIZE_MAX: usize = 4096;
 /// Buckets of a fitted ladder, unless the policy says another number.
 pub(crate) const FITTED_BUCKETS: usize = 8;
-/// What a call costs beside its rows, in rows, where nothing is measured.
-const CALL_COST_ROWS: f64 = 8.0;
 
 /// Requests by size.
 pub(crate) struct Traffic {
@@ -60,8 +58,7 @@ impl Traffic {
         if traffic.iter().sum::<u64>() == 0 {
             return ladders;
         }
-        let cost = |extent: i64| CALL_COST_ROWS + extent as f64;
-        ladders.with_primary_extents(fit_extents(&traffic, max, count.unwrap_or(FITTED_BUCKETS), cost))
+        ladders.with_primary_extents(fit_extents(&traffic, max, count.unwrap_or(FITTED_BUCKETS), estimated_cost))
     }
 }
 
