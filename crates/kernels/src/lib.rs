@@ -15,6 +15,7 @@ mod conv_patches;
 pub mod conv_transpose;
 mod conv_winograd;
 pub mod copy;
+mod cores;
 pub mod epilogue;
 pub mod float16;
 pub mod gather;

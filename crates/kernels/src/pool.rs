@@ -2,7 +2,9 @@
 //!
 //! Workers look for the next job for a while after each one and then park, so that the steps of a run hand over in well
 //! under a microsecond while an idle Program costs nothing. Tasks are dealt to threads in contiguous ranges that depend only
-//! on the two counts. A `run` on a busy pool (nested, or from a second thread) does all its tasks on its own thread.
+//! on the two counts; a thread that is through with its own range goes on with what others have not begun, so a worker that
+//! the system does not let run delays nobody. A `run` on a busy pool (nested, or from a second thread) does all its tasks on
+//! its own thread.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -14,6 +16,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::cores::{self, NO_CORE};
+
 /// How long a thread looks for the other side without giving its core away: longer than a hand-over takes.
 const SPIN: Duration = Duration::from_micros(50);
 /// How long a worker goes on looking, letting others have the core between looks, before it parks: longer than the serial
@@ -22,6 +26,9 @@ const SPIN: Duration = Duration::from_micros(50);
 const LINGER: Duration = Duration::from_millis(2);
 /// Looks between two readings of the clock while spinning.
 const LOOKS_PER_CLOCK: u32 = 32;
+
+/// Claims a thread makes of its own range if nobody helps it: enough to even out, few enough to cost nothing.
+const CLAIMS_PER_RANGE: usize = 16;
 
 /// `threads - 1` worker threads plus whichever thread calls `run`.
 pub struct ThreadPool {
@@ -36,8 +43,10 @@ impl ThreadPool {
         let shared = Arc::new(Shared {
             is_busy: AtomicBool::new(false),
             job: UnsafeCell::new(None),
-            pending: AtomicUsize::new(0),
-            mailboxes: (0..worker_count).map(|_| Mailbox::default()).collect(),
+            door: AtomicUsize::new(0),
+            caller_core: AtomicUsize::new(NO_CORE),
+            claimed: (0..=worker_count).map(|_| Claimed::default()).collect(),
+            mailboxes: (0..worker_count).map(|_| Mailbox::new()).collect(),
             panic: Mutex::new(None),
         });
         let workers = (0..worker_count)
@@ -63,21 +72,27 @@ impl ThreadPool {
             (0..tasks).for_each(body);
             return;
         }
-        // SAFETY: only the lifetime changes. The reference leaves the job before `run` returns, and no worker reads
-        // it after its decrement of `pending`, which is awaited below even when the caller's own task panics.
+        // SAFETY: only the lifetime changes. The job is read by threads that have entered the door alone, and `run` does
+        // not return before it has shut the door and seen the last of them leave, even when a task panics.
         let body_for_job: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(body) };
         let job = Job { body: body_for_job, tasks, parts };
-        // SAFETY: `is_busy` was ours to set and every worker of the job before has decremented `pending`.
-        unsafe { *self.shared.job.get() = Some(job) };
-        self.shared.pending.store(parts - 1, Ordering::Relaxed);
+        let core = cores::current();
+        self.shared.open(job, core);
+        let mut is_crowded = false;
         for (mailbox, worker) in self.shared.mailboxes.iter().zip(&self.workers).take(parts - 1) {
-            mailbox.post(Message::Work, worker);
+            let was_parked = mailbox.post(Message::Work, worker);
+            is_crowded |= was_parked || mailbox.core.load(Ordering::Relaxed) == core;
         }
-        let own = catch_unwind(AssertUnwindSafe(|| share(tasks, parts, 0).for_each(body)));
-        self.shared.wait_for_workers();
+        self.shared.do_part(&job, 0);
+        if is_crowded && self.shared.door.load(Ordering::Relaxed) == OPEN {
+            // No worker has come, perhaps because one waits for this core. Letting it run once lets it move away.
+            std::thread::yield_now();
+        }
+        self.shared.do_rest(&job, 0);
+        self.shared.close();
         let panic = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.shared.is_busy.store(false, Ordering::Release);
-        if let Some(payload) = own.err().or(panic) {
+        if let Some(payload) = panic {
             resume_unwind(payload);
         }
     }
@@ -166,14 +181,23 @@ impl<'a, T> SharedMut<'a, T> {
 struct Shared {
     /// Held by the thread whose job is being done.
     is_busy: AtomicBool,
-    /// Written by the holder of `is_busy` while `pending` is 0; read by workers between a message and their decrement.
+    /// Written by the holder of `is_busy` while the door is shut and nobody is inside; read by those inside.
     job: UnsafeCell<Option<Job>>,
-    /// Workers that have not finished the current job.
-    pending: AtomicUsize,
+    /// `OPEN` while workers may enter the job, plus `INSIDE` for each that has entered and not left.
+    door: AtomicUsize,
+    /// The core that the caller ran on when it opened the door.
+    caller_core: AtomicUsize,
+    /// One for each part of a job.
+    claimed: Box<[Claimed]>,
     mailboxes: Box<[Mailbox]>,
-    /// The first panic of a worker in the current job.
+    /// The first panic in the current job.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
+
+/// The door's bit that lets workers in.
+const OPEN: usize = 1;
+/// What each worker inside adds to the door.
+const INSIDE: usize = 2;
 
 // SAFETY: `job` is the only field that is not Sync; its comment gives the protocol, and its contents are Sync.
 unsafe impl Sync for Shared {}
@@ -185,12 +209,18 @@ struct Job {
     parts: usize,
 }
 
-/// One worker's sign that there is work; on its own cache line.
+/// How many tasks of one part have been claimed (or more, when some looked in vain); on its own cache line.
 #[derive(Default)]
+#[repr(align(128))]
+struct Claimed(AtomicUsize);
+
+/// One worker's sign that there is work; on its own cache line.
 #[repr(align(128))]
 struct Mailbox {
     message: AtomicUsize,
     is_parked: AtomicBool,
+    /// Where the worker ran when it last gave its core away.
+    core: AtomicUsize,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -201,13 +231,19 @@ enum Message {
 }
 
 impl Mailbox {
-    /// Leaves a message and wakes the worker if it sleeps. Sequentially consistent with `take`: either the worker sees
-    /// the message before it parks or this sees that it parks.
-    fn post(&self, message: Message, worker: &JoinHandle<()>) {
+    fn new() -> Mailbox {
+        Mailbox { message: AtomicUsize::new(0), is_parked: AtomicBool::new(false), core: AtomicUsize::new(NO_CORE) }
+    }
+
+    /// Leaves a message and wakes the worker if it sleeps; says whether it did. Sequentially consistent with `take`:
+    /// either the worker sees the message before it parks or this sees that it parks.
+    fn post(&self, message: Message, worker: &JoinHandle<()>) -> bool {
         self.message.store(message as usize, Ordering::SeqCst);
-        if self.is_parked.load(Ordering::SeqCst) {
+        let is_parked = self.is_parked.load(Ordering::SeqCst);
+        if is_parked {
             worker.thread().unpark();
         }
+        is_parked
     }
 
     /// Waits for a message: spins, then parks.
@@ -238,7 +274,10 @@ impl Mailbox {
             }
             match started.elapsed() {
                 time if time > LINGER => return Message::Empty,
-                time if time > SPIN => std::thread::yield_now(),
+                time if time > SPIN => {
+                    self.core.store(cores::current(), Ordering::Relaxed);
+                    std::thread::yield_now();
+                }
                 _ => {}
             }
         }
@@ -254,28 +293,48 @@ impl Mailbox {
 }
 
 impl Shared {
-    /// The life of worker `index`, which does part `index + 1` of each job.
+    /// The life of worker `index`, which begins with part `index + 1` of each job.
     fn work(&self, index: usize) {
         while self.mailboxes[index].take() == Message::Work {
-            // SAFETY: the message was posted after the job was written, and `pending` counts us until we are done.
-            let job = unsafe { *self.job.get() };
-            let Some(Job { body, tasks, parts }) = job else {
-                continue;
-            };
-            let result = catch_unwind(AssertUnwindSafe(|| share(tasks, parts, index + 1).for_each(body)));
-            if let Err(payload) = result {
-                self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+            if !self.enter() {
+                continue; // The others were through before this thread could run.
             }
-            self.pending.fetch_sub(1, Ordering::Release);
+            cores::leave(self.caller_core.load(Ordering::Relaxed));
+            // SAFETY: inside, so the job stays as it is until we leave.
+            if let Some(job) = unsafe { *self.job.get() } {
+                self.do_part(&job, index + 1);
+                self.do_rest(&job, index + 1);
+            }
+            self.door.fetch_sub(INSIDE, Ordering::Release);
         }
     }
 
-    /// Spins until every worker is done; gives the core away when that takes longer than a hand-over should.
-    fn wait_for_workers(&self) {
+    /// Makes a job the current one. The caller holds `is_busy`.
+    fn open(&self, job: Job, caller_core: usize) {
+        // SAFETY: the door is shut and nobody is inside: the holder of `is_busy` before us left it so.
+        unsafe { *self.job.get() = Some(job) };
+        for claimed in &self.claimed[..job.parts] {
+            claimed.0.store(0, Ordering::Relaxed);
+        }
+        self.caller_core.store(caller_core, Ordering::Relaxed);
+        self.door.store(OPEN, Ordering::Release);
+    }
+
+    /// Whether a worker is let into the current job, and must leave it.
+    fn enter(&self) -> bool {
+        let step = |door: usize| (door & OPEN != 0).then_some(door + INSIDE);
+        self.door.fetch_update(Ordering::Acquire, Ordering::Relaxed, step).is_ok()
+    }
+
+    /// Lets no more workers in and waits for those inside; gives the core away when that takes longer than a hand-over.
+    fn close(&self) {
+        if self.door.fetch_and(!OPEN, Ordering::Acquire) == OPEN {
+            return;
+        }
         let started = Instant::now();
         let mut looks = 0_u32;
         let mut is_late = false;
-        while self.pending.load(Ordering::Acquire) != 0 {
+        while self.door.load(Ordering::Acquire) != 0 {
             if is_late {
                 std::thread::yield_now();
             } else {
@@ -283,6 +342,31 @@ impl Shared {
                 looks += 1;
                 is_late = looks.is_multiple_of(LOOKS_PER_CLOCK) && started.elapsed() > SPIN;
             }
+        }
+    }
+
+    /// Does the tasks of one part that nobody has claimed, and keeps the first panic.
+    fn do_part(&self, job: &Job, part: usize) {
+        let range = share(job.tasks, job.parts, part);
+        let step = range.len().div_ceil(CLAIMS_PER_RANGE);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            loop {
+                let begin = range.start + self.claimed[part].0.fetch_add(step, Ordering::Relaxed);
+                if begin >= range.end {
+                    break;
+                }
+                (begin..range.end.min(begin + step)).for_each(job.body);
+            }
+        }));
+        if let Err(payload) = result {
+            self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+        }
+    }
+
+    /// Does what is left of the other parts, the next one first.
+    fn do_rest(&self, job: &Job, own: usize) {
+        for turn in 1..job.parts {
+            self.do_part(job, (own + turn) % job.parts);
         }
     }
 }
@@ -373,6 +457,22 @@ mod tests {
             assert!(result.is_err());
             assert_eq!(counts(&pool, 7), vec![1; 7]);
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn threads_that_share_one_core_do_every_task() {
+        std::thread::spawn(|| {
+            let mut one = rustix::thread::CpuSet::new();
+            one.set(cores::current());
+            rustix::thread::sched_setaffinity(None, &one).expect("a thread may stay where it is");
+            let pool = ThreadPool::new(3);
+            for tasks in (0..300).map(|run| run % 70) {
+                assert_eq!(counts(&pool, tasks), vec![1; tasks]);
+            }
+        })
+        .join()
+        .expect("no task is lost");
     }
 
     #[test]
