@@ -1,5 +1,5 @@
-//! Prints times and GFLOP/s of the f32 convolution kernels on the layers of ResNet-50 and MobileNet-v2:
-//! `cargo run --release --example conv_speed`.
+//! Prints times and GFLOP/s of the f32 convolution kernels on the layers of ResNet-50 and the MobileNets:
+//! `cargo run --release --example conv_speed`, or with `mobile` for the layers of MobileNet-v3 and their HardSwish.
 
 use precast_kernels::conv::*;
 use precast_kernels::gemm::{Activation, Bias, Epilogue};
@@ -40,11 +40,45 @@ fn main() {
         (240, 240, 240, 28, 5, 1),
         (672, 672, 672, 14, 5, 2),
     ];
+    let mobile = [
+        (3, 16, 1, 224, 3, 2),
+        (16, 16, 1, 112, 1, 1),
+        (16, 64, 1, 112, 1, 1),
+        (64, 64, 64, 112, 3, 2),
+        (64, 24, 1, 56, 1, 1),
+        (24, 72, 1, 56, 1, 1),
+        (72, 72, 72, 56, 3, 1),
+        (72, 24, 1, 56, 1, 1),
+        (72, 72, 72, 56, 5, 2),
+        (72, 40, 1, 28, 1, 1),
+        (40, 120, 1, 28, 1, 1),
+        (120, 120, 120, 28, 5, 1),
+        (120, 40, 1, 28, 1, 1),
+        (40, 240, 1, 28, 1, 1),
+        (240, 80, 1, 14, 1, 1),
+        (80, 200, 1, 14, 1, 1),
+        (200, 200, 200, 14, 3, 1),
+        (480, 112, 1, 14, 1, 1),
+        (112, 672, 1, 14, 1, 1),
+        (672, 672, 672, 14, 5, 2),
+        (672, 160, 1, 7, 1, 1),
+        (160, 960, 1, 7, 1, 1),
+        (960, 960, 960, 7, 5, 1),
+        (960, 160, 1, 7, 1, 1),
+        (480, 480, 1, 24, 1, 1),
+        (256, 256, 1, 31, 1, 1),
+    ];
+    if std::env::args().nth(1).as_deref() == Some("mobile") {
+        for layer in mobile {
+            time_layer(Isa::detect(), layer, Activation::HardSwish);
+        }
+        return;
+    }
     for layer in layers {
-        time_layer(Isa::detect(), layer);
+        time_layer(Isa::detect(), layer, Activation::Relu);
     }
     for layer in layers.into_iter().skip(2).step_by(4).filter(|_| Isa::Avx2.is_supported()) {
-        time_layer(Isa::Avx2, layer);
+        time_layer(Isa::Avx2, layer, Activation::Relu);
     }
 }
 
@@ -52,6 +86,7 @@ fn main() {
 fn time_layer(
     isa: Isa,
     (in_channels, out_channels, groups, size, filter, stride): (usize, usize, usize, usize, usize, usize),
+    activation: Activation,
 ) {
     let out_size = size.div_ceil(stride);
     let shape = ConvShape {
@@ -74,18 +109,18 @@ fn time_layer(
     let weights = vec![0.25_f32; out_channels * in_channels / groups * filter * filter];
     for tactic in [ConvTactic::Product, ConvTactic::Depthwise, ConvTactic::Winograd2, ConvTactic::Winograd4] {
         if tactic.covers(&shape) {
-            time_conv(isa, tactic, &shape, &x, &weights);
+            time_conv(isa, tactic, &shape, &x, &weights, activation);
         }
     }
 }
 
-fn time_conv(isa: Isa, tactic: ConvTactic, shape: &ConvShape, x: &[f32], weights: &[f32]) {
+fn time_conv(isa: Isa, tactic: ConvTactic, shape: &ConvShape, x: &[f32], weights: &[f32], activation: Activation) {
     let ConvShape { in_channels, out_channels, groups, in_width: size, filter_width: filter, .. } = *shape;
     let stride = shape.stride[0];
     let packed = pack_filter(isa, tactic, shape, weights);
     let bias = vec![1.0_f32; out_channels];
     let mut y = vec![0.0_f32; out_channels * shape.out_height * shape.out_width];
-    let epilogue = Epilogue { bias: Bias::Rows(&bias), residual: None, activation: Activation::Relu };
+    let epilogue = Epilogue { bias: Bias::Rows(&bias), activation, ..Epilogue::default() };
     let flops = 2 * y.len() * in_channels / groups * filter * filter;
     let times = [1, 2].map(|threads| {
         let pool = ThreadPool::new(threads);

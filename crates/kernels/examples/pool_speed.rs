@@ -8,7 +8,11 @@ use precast_kernels::pool::ThreadPool;
 fn main() {
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
     let pool = ThreadPool::new(threads);
-    for (name, pause) in [("at once", Duration::ZERO), ("after 200 us", Duration::from_micros(200)), ("parked", Duration::from_millis(5))] {
+    for (name, pause) in [
+        ("at once", Duration::ZERO),
+        ("after 200 us", Duration::from_micros(200)),
+        ("parked", Duration::from_millis(5)),
+    ] {
         let count = if pause.is_zero() { 20_000 } else { 300 };
         let mut times: Vec<Duration> = (0..count)
             .map(|_| {
@@ -28,6 +32,11 @@ fn main() {
             .collect();
         times.sort();
         let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_nanos() as f64 / 1e3;
-        println!("{threads} threads, {name}: median {:.2} us, 99 % {:.2} us, longest {:.2} us", at(0.5), at(0.99), at(1.0));
+        println!(
+            "{threads} threads, {name}: median {:.2} us, 99 % {:.2} us, longest {:.2} us",
+            at(0.5),
+            at(0.99),
+            at(1.0)
+        );
     }
 }

@@ -255,7 +255,7 @@ pub fn conv(
             bias: bias.map_or(Bias::None, |bias| Bias::Rows(&bias[group * m..(group + 1) * m])),
         }
     };
-    let drive_epilogue = DriveEpilogue { scale: 1.0, residual: epilogue.residual, activation: epilogue.activation };
+    let drive_epilogue = DriveEpilogue { scale: 1.0, ending: epilogue.ending() };
     drive(exec, &drive_shape, &item, false, true, &drive_epilogue, y, scratch);
 }
 

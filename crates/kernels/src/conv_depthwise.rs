@@ -7,7 +7,7 @@
 
 use crate::conv::ConvShape;
 use crate::conv_depthwise_rows::{self, ChannelRows};
-use crate::epilogue::{Activation, Epilogue};
+use crate::epilogue::{Ending, Epilogue, Light, add_residual};
 use crate::isa::{Exec, Isa};
 use crate::pool::{SharedMut, share};
 use crate::simd::multiversion;
@@ -81,8 +81,8 @@ pub(crate) fn conv_depthwise(
                     distances: &distances[..taps],
                     weights: &filter[channel * taps..(channel + 1) * taps],
                     bias: bias.map_or(0.0, |bias| bias[channel]),
-                    residual: epilogue.residual.map(|residual| &residual[out_index * out_area..][..out_area]),
-                    activation: epilogue.activation,
+                    ending: epilogue.ending(),
+                    start: out_index * out_area,
                     row_len: plane.row_len,
                     out_width: shape.out_width,
                 };
@@ -107,7 +107,8 @@ fn run_rows(
     let y = &mut y[..planes * multiplier * out_area];
     let is_small = y.len() * taps < SPLIT_PRODUCTS_ROWS;
     let parts = if is_small { 1 } else { exec.threads().min(planes * multiplier) };
-    let (limits, y) = (epilogue.activation.limits(), SharedMut::new(y));
+    let (ending, y) = (epilogue.ending(), SharedMut::new(y));
+    let light = ending.light();
     exec.pool().run(parts, &|part| {
         for index in share(planes * multiplier, parts, part) {
             let channel = index % shape.out_channels;
@@ -118,12 +119,14 @@ fn run_rows(
                 image: &x[index / multiplier * in_area..][..in_area],
                 weights: &filter[channel * taps..(channel + 1) * taps],
                 bias: bias.map_or(0.0, |bias| bias[channel]),
-                residual: epilogue.residual.map(|residual| &residual[index * out_area..][..out_area]),
-                limits: limits.unwrap_or((f32::NEG_INFINITY, f32::INFINITY)),
+                first_residual: ending.first_residual().map(|residual| &residual[index * out_area..][..out_area]),
+                light: light.unwrap_or(Light::NOTHING),
+                last_residual: (ending.last_residual().filter(|_| light.is_some()))
+                    .map(|residual| &residual[index * out_area..][..out_area]),
             };
             rows.run(exec.isa(), target);
-            if limits.is_none() {
-                crate::math::activate(exec.isa(), epilogue.activation, target);
+            if light.is_none() {
+                ending.finish_row(exec.isa(), index * out_area, target);
             }
         }
     });
@@ -232,8 +235,9 @@ struct Channel<'a> {
     distances: &'a [usize],
     weights: &'a [f32],
     bias: f32,
-    residual: Option<&'a [f32]>,
-    activation: Activation,
+    ending: Ending<'a>,
+    /// Where its result starts in that of the convolution.
+    start: usize,
     row_len: usize,
     out_width: usize,
 }
@@ -247,13 +251,18 @@ impl Channel<'_> {
             // The last row needs no padding behind it.
             let len = (rows - 1) * self.row_len + self.out_width;
             let strip = &mut strip[..len.next_multiple_of(CHUNK)];
-            let limits = self.activation.limits();
-            let clamp = limits.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
             add_taps(isa, &self.padded[first..], self.distances, self.weights, self.bias, len, strip);
-            let residual = self.residual.map(|residual| &residual[index * rows_per_strip * self.out_width..]);
-            copy_out(isa, strip, self.row_len, self.out_width, residual, clamp, target);
-            if limits.is_none() {
-                crate::math::activate(isa, self.activation, target);
+            let start = self.start + index * rows_per_strip * self.out_width;
+            let residual = self.ending.first_residual().map(|residual| &residual[start..]);
+            let light = self.ending.light();
+            copy_out(isa, strip, self.row_len, self.out_width, residual, light.unwrap_or(Light::NOTHING), target);
+            match light {
+                None => self.ending.finish_row(isa, start, target),
+                Some(_) => {
+                    if let Some(residual) = self.ending.last_residual() {
+                        add_residual(isa, &residual[start..], target);
+                    }
+                }
             }
         }
     }
@@ -289,31 +298,27 @@ multiversion! {
 }
 
 multiversion! {
-    /// Rows of the strip to rows of the target, with the residual added and limits applied.
+    /// Rows of the strip to rows of the target, with the first residual added and what is light applied.
     fn copy_out<F: MulAdd>(
         strip: &[f32],
         row_len: usize,
         out_width: usize,
         residual: Option<&[f32]>,
-        limits: (f32, f32),
+        light: Light,
         target: &mut [f32],
     ) {
-        let clamp = |value: f32| {
-            let value = if value < limits.0 { limits.0 } else { value };
-            if value > limits.1 { limits.1 } else { value }
-        };
         for (row, target) in target.chunks_exact_mut(out_width).enumerate() {
             let source = &strip[row * row_len..][..out_width];
             match residual {
                 None => {
                     for (target, source) in target.iter_mut().zip(source) {
-                        *target = clamp(*source);
+                        *target = light.apply::<F>(*source);
                     }
                 }
                 Some(residual) => {
                     let residual = &residual[row * out_width..][..out_width];
                     for ((target, source), residual) in target.iter_mut().zip(source).zip(residual) {
-                        *target = clamp(*source + *residual);
+                        *target = light.apply::<F>(*source + *residual);
                     }
                 }
             }

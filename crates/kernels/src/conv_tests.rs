@@ -1,7 +1,7 @@
 //! Tests of convolution against plain f64 loops, for every instruction set and several thread counts.
 
 use super::*;
-use crate::epilogue::Activation;
+use crate::epilogue::{Activation, Affine, ResidualPlace};
 use crate::pool::ThreadPool;
 use crate::test_data::Lcg;
 
@@ -261,7 +261,7 @@ fn epilogues_apply_to_every_tactic() {
             for tactic in TACTICS.into_iter().filter(|tactic| tactic.covers(&shape)) {
                 let plain = convolve(exec, tactic, &shape, &x, &weights, &epilogue);
                 for activation in [Activation::Relu, Activation::Clamp { lo: 0.0, hi: 6.0 }, Activation::Sigmoid] {
-                    let epilogue = Epilogue { bias: Bias::Rows(&bias), residual: Some(&residual), activation };
+                    let epilogue = Epilogue { residual: Some(&residual), activation, ..epilogue };
                     let actual = convolve(exec, tactic, &shape, &x, &weights, &epilogue);
                     for ((actual, plain), residual) in actual.iter().zip(&plain).zip(&residual) {
                         let sum = f64::from(plain + residual);
@@ -277,4 +277,57 @@ fn epilogues_apply_to_every_tactic() {
             }
         }
     }
+}
+
+#[test]
+fn whatever_follows_an_activation_applies_to_every_tactic() {
+    for shape in [
+        shape_of(2, [6, 10, 2], [9, 9], [3, 3], [1, 1], [1, 1], [1, 1]),
+        shape_of(2, [6, 6, 6], [9, 9], [3, 3], [1, 1], [1, 1], [1, 1]),
+        shape_of(2, [6, 6, 6], [9, 40], [3, 3], [1, 1], [1, 1], [1, 1]),
+        shape_of(2, [6, 6, 6], [9, 9], [2, 3], [1, 1], [1, 1], [1, 1]),
+        shape_of(2, [6, 10, 1], [9, 9], [3, 3], [1, 1], [1, 1], [1, 1]),
+        shape_of(1, [20, 33, 1], [7, 7], [1, 1], [1, 1], [0, 0], [1, 1]),
+    ] {
+        let mut lcg = Lcg::new(23);
+        let x = lcg.floats(shape.batch * shape.in_channels * shape.in_area());
+        let weights = lcg.floats(shape.out_channels * shape.channels_per_group() * shape.taps());
+        let residual = lcg.floats(shape.batch * shape.out_channels * shape.out_area());
+        let pool = ThreadPool::new(2);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+            let exec = Exec::new(isa, &pool).unwrap();
+            for tactic in TACTICS.into_iter().filter(|tactic| tactic.covers(&shape)) {
+                let plain = convolve(exec, tactic, &shape, &x, &weights, &Epilogue::default());
+                for (activation, affine, residual_place) in endings() {
+                    let residual = residual_place.map(|_| &residual[..]);
+                    let residual_place = residual_place.unwrap_or_default();
+                    let epilogue = Epilogue { bias: Bias::None, residual, residual_place, activation, affine };
+                    let actual = convolve(exec, tactic, &shape, &x, &weights, &epilogue);
+                    for (index, (actual, plain)) in actual.iter().zip(&plain).enumerate() {
+                        let added = residual.map_or(0.0, |residual| residual[index]);
+                        let is_first = residual_place == ResidualPlace::First;
+                        let mut one = [if is_first { plain + added } else { *plain }];
+                        crate::math::activate(isa, activation, &mut one);
+                        let value = affine.map_or(one[0], |affine| one[0] * affine.scale + affine.shift);
+                        let expected = if is_first { value } else { value + added };
+                        let error = (actual - expected).abs();
+                        assert!(error <= 2e-6 * expected.abs().max(1.0), "{isa:?} {tactic:?} {epilogue:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Activations, what follows them, and where the residual is added, if there is one.
+fn endings() -> Vec<(Activation, Option<Affine>, Option<ResidualPlace>)> {
+    let mut endings = Vec::new();
+    for activation in [Activation::None, Activation::Relu, Activation::HardSwish, Activation::Silu] {
+        for affine in [None, Some(Affine { scale: 1.5, shift: -0.25 })] {
+            for place in [None, Some(ResidualPlace::First), Some(ResidualPlace::Last)] {
+                endings.push((activation, affine, place));
+            }
+        }
+    }
+    endings
 }

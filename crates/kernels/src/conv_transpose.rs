@@ -5,7 +5,7 @@
 //! channel collects its contributions.
 
 use crate::conv::ConvShape;
-use crate::epilogue::{Activation, Bias};
+use crate::epilogue::{Bias, Ending};
 use crate::gemm_drive::{DriveEpilogue, DriveShape, Item, SourceB, drive, drive_scratch_len};
 use crate::gemm_pack::{MatrixA, MatrixB};
 use crate::isa::{Exec, Isa};
@@ -45,7 +45,7 @@ pub fn conv_transpose(
         return;
     }
     let (contributions, scratch) = scratch.split_at_mut(contributions_len(shape));
-    let plain = DriveEpilogue { scale: 1.0, residual: None, activation: Activation::None };
+    let plain = DriveEpilogue { scale: 1.0, ending: Ending::PLAIN };
     for index in 0..shape.batch * shape.groups {
         let group = index % shape.groups;
         let item = |_| Item {

@@ -5,7 +5,7 @@
 //! few, first channels and then row tiles of the filter; results are the same bits either way.
 
 use crate::conv::ConvShape;
-use crate::epilogue::Epilogue;
+use crate::epilogue::{Epilogue, add_residual};
 use crate::gemm_tile::{K_BLOCK, TileCall, tile_kernel, tile_shape};
 use crate::isa::{Exec, Isa};
 use crate::pool::{SharedMut, share};
@@ -370,10 +370,10 @@ impl Winograd<'_> {
             unsafe { transform(products[group * GROUP..].as_ptr(), stride, bias, values.as_mut_ptr()) };
             join_rows(cut.isa, cut.tile, values, &mut rows[group * GROUP * out..], row_stride);
         }
-        let activation = self.epilogue.activation;
-        if self.epilogue.residual.is_none() {
+        let ending = self.epilogue.ending();
+        if ending.residual.is_none() {
             for row in rows.chunks_mut(row_stride).take(out) {
-                crate::math::activate(cut.isa, activation, &mut row[..groups.len() * GROUP * out]);
+                ending.finish_row(cut.isa, 0, &mut row[..groups.len() * GROUP * out]);
             }
         }
         for run in self.runs(groups) {
@@ -385,15 +385,12 @@ impl Winograd<'_> {
                 let start = plane + (run.row * out + y) * shape.out_width + column;
                 // SAFETY: every tile of every channel belongs to one part.
                 let target = unsafe { self.y.slice(start, len) };
-                match self.epilogue.residual {
-                    None => target.copy_from_slice(source),
-                    Some(residual) => {
-                        let residual = &residual[start..][..len];
-                        for ((target, source), residual) in target.iter_mut().zip(source).zip(residual) {
-                            *target = *source + *residual;
-                        }
-                        crate::math::activate(cut.isa, activation, target);
-                    }
+                target.copy_from_slice(source);
+                if let Some(residual) = ending.first_residual() {
+                    add_residual(cut.isa, &residual[start..][..len], target);
+                }
+                if ending.residual.is_some() {
+                    ending.finish_row(cut.isa, start, target);
                 }
             }
         }

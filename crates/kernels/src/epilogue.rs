@@ -1,4 +1,7 @@
-//! What happens to a result before it is stored for good: bias, residual and activation.
+//! What happens to a result before it is stored for good: bias, residual, activation and what comes after it.
+
+use crate::isa::Isa;
+use crate::simd::{MulAdd, multiversion};
 
 /// A function applied to every element of a result.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -41,25 +44,6 @@ pub enum Activation {
     Tanh,
 }
 
-impl Activation {
-    /// The limits to which this activation is a clamp, or `None` when it is something else. A NaN passes a clamp.
-    pub(crate) fn limits(self) -> Option<(f32, f32)> {
-        match self {
-            Activation::None => Some((f32::NEG_INFINITY, f32::INFINITY)),
-            Activation::Relu => Some((0.0, f32::INFINITY)),
-            Activation::Clamp { lo, hi } => Some((lo, hi)),
-            Activation::LeakyRelu { .. }
-            | Activation::Sigmoid
-            | Activation::Silu
-            | Activation::HardSwish
-            | Activation::HardSigmoid { .. }
-            | Activation::Gelu
-            | Activation::GeluTanh
-            | Activation::Tanh => None,
-        }
-    }
-}
-
 /// Values added to a matrix, one for each row or for each column.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Bias<'a> {
@@ -72,13 +56,187 @@ pub enum Bias<'a> {
     Columns(&'a [f32]),
 }
 
-/// Applied to a product before it is stored: product + bias + residual, then the activation.
+/// x·scale + shift, with two roundings.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Affine {
+    /// The factor.
+    pub scale: f32,
+    /// Added last.
+    pub shift: f32,
+}
+
+/// Where in an epilogue the residual is added.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub enum ResidualPlace {
+    /// Before the activation.
+    #[default]
+    First,
+    /// After everything else.
+    Last,
+}
+
+/// Applied to a product before it is stored: product + bias + residual, then the activation, then the affine function.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Epilogue<'a> {
     /// Added to rows or columns.
     pub bias: Bias<'a>,
     /// Added element by element; laid out like the result.
     pub residual: Option<&'a [f32]>,
-    /// Applied last.
+    /// When the residual is added.
+    pub residual_place: ResidualPlace,
+    /// Applied to the sum.
     pub activation: Activation,
+    /// Applied after the activation.
+    pub affine: Option<Affine>,
+}
+
+impl<'a> Epilogue<'a> {
+    /// What follows the bias.
+    pub(crate) fn ending(&self) -> Ending<'a> {
+        let Epilogue { residual, residual_place, activation, affine, .. } = *self;
+        Ending { residual, residual_place, activation, affine }
+    }
+}
+
+/// What an epilogue does after its bias.
+#[derive(Clone, Copy)]
+pub(crate) struct Ending<'a> {
+    pub residual: Option<&'a [f32]>,
+    pub residual_place: ResidualPlace,
+    pub activation: Activation,
+    pub affine: Option<Affine>,
+}
+
+impl<'a> Ending<'a> {
+    /// No more than storing the sum.
+    pub(crate) const PLAIN: Ending<'static> =
+        Ending { residual: None, residual_place: ResidualPlace::First, activation: Activation::None, affine: None };
+
+    /// The part after the first residual, if a few instructions compute it.
+    pub(crate) fn light(&self) -> Option<Light> {
+        let (lo, hi, is_swish) = match self.activation {
+            Activation::None => (f32::NEG_INFINITY, f32::INFINITY, false),
+            Activation::Relu => (0.0, f32::INFINITY, false),
+            Activation::Clamp { lo, hi } => (lo, hi, false),
+            Activation::HardSwish => (f32::NEG_INFINITY, f32::INFINITY, true),
+            Activation::LeakyRelu { .. }
+            | Activation::Sigmoid
+            | Activation::Silu
+            | Activation::HardSigmoid { .. }
+            | Activation::Gelu
+            | Activation::GeluTanh
+            | Activation::Tanh => return None,
+        };
+        Some(Light { lo, hi, is_swish, affine: self.affine })
+    }
+
+    /// The residual, if it is added before the activation.
+    pub(crate) fn first_residual(&self) -> Option<&'a [f32]> {
+        self.residual.filter(|_| self.residual_place == ResidualPlace::First)
+    }
+
+    /// The residual, if it is added last.
+    pub(crate) fn last_residual(&self) -> Option<&'a [f32]> {
+        self.residual.filter(|_| self.residual_place == ResidualPlace::Last)
+    }
+
+    /// Does everything after the first residual to a row that starts at element `start` of the result.
+    pub(crate) fn finish_row(&self, isa: Isa, start: usize, row: &mut [f32]) {
+        crate::math::activate(isa, self.activation, row);
+        if let Some(affine) = self.affine {
+            apply_affine(isa, affine, row);
+        }
+        if let Some(residual) = self.last_residual() {
+            add_residual(isa, &residual[start..start + row.len()], row);
+        }
+    }
+}
+
+/// An activation of a few instructions and what follows it: kernels apply it to what they hold in registers.
+#[derive(Clone, Copy)]
+pub(crate) struct Light {
+    lo: f32,
+    hi: f32,
+    is_swish: bool,
+    affine: Option<Affine>,
+}
+
+impl Light {
+    /// Leaves every value as it is.
+    pub(crate) const NOTHING: Light = Light { lo: f32::NEG_INFINITY, hi: f32::INFINITY, is_swish: false, affine: None };
+
+    /// One value; the same operations as the vector forms.
+    #[inline(always)]
+    pub(crate) fn apply<F: MulAdd>(&self, value: f32) -> f32 {
+        let value = match self.is_swish {
+            true => crate::math::hard_swish::<F>(value),
+            false => crate::math::clamp(value, self.lo, self.hi),
+        };
+        match self.affine {
+            Some(Affine { scale, shift }) => value * scale + shift,
+            None => value,
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Affine, Light};
+    use std::arch::x86_64::*;
+
+    impl Light {
+        #[inline]
+        #[target_feature(enable = "avx2,fma")]
+        pub(crate) fn apply_avx2(&self, value: __m256) -> __m256 {
+            // max and min give their second operand when either is NaN.
+            let clamp = |value, lo, hi| _mm256_min_ps(_mm256_set1_ps(hi), _mm256_max_ps(_mm256_set1_ps(lo), value));
+            let value = if self.is_swish {
+                let gate = _mm256_fmadd_ps(_mm256_set1_ps(1.0 / 6.0), value, _mm256_set1_ps(0.5));
+                _mm256_mul_ps(value, clamp(gate, 0.0, 1.0))
+            } else {
+                clamp(value, self.lo, self.hi)
+            };
+            match self.affine {
+                Some(Affine { scale, shift }) => {
+                    _mm256_add_ps(_mm256_mul_ps(value, _mm256_set1_ps(scale)), _mm256_set1_ps(shift))
+                }
+                None => value,
+            }
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        pub(crate) fn apply_avx512(&self, value: __m512) -> __m512 {
+            let clamp = |value, lo, hi| _mm512_min_ps(_mm512_set1_ps(hi), _mm512_max_ps(_mm512_set1_ps(lo), value));
+            let value = if self.is_swish {
+                let gate = _mm512_fmadd_ps(_mm512_set1_ps(1.0 / 6.0), value, _mm512_set1_ps(0.5));
+                _mm512_mul_ps(value, clamp(gate, 0.0, 1.0))
+            } else {
+                clamp(value, self.lo, self.hi)
+            };
+            match self.affine {
+                Some(Affine { scale, shift }) => {
+                    _mm512_add_ps(_mm512_mul_ps(value, _mm512_set1_ps(scale)), _mm512_set1_ps(shift))
+                }
+                None => value,
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn apply_affine<F: MulAdd>(affine: Affine, row: &mut [f32]) {
+        for value in row {
+            *value = *value * affine.scale + affine.shift;
+        }
+    }
+}
+
+multiversion! {
+    /// `row[i] += residual[i]`.
+    pub(crate) fn add_residual<F: MulAdd>(residual: &[f32], row: &mut [f32]) {
+        for (value, residual) in row.iter_mut().zip(residual) {
+            *value += *residual;
+        }
+    }
 }

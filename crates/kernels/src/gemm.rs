@@ -58,7 +58,7 @@ pub fn gemm(
 ) {
     let shape = DriveShape { items: 1, m, n, k, c_stride };
     let item = |_| Item { a, b: SourceB::Matrix(b), c_start: 0, bias: epilogue.bias };
-    let drive_epilogue = DriveEpilogue { scale: 1.0, residual: epilogue.residual, activation: epilogue.activation };
+    let drive_epilogue = DriveEpilogue { scale: 1.0, ending: epilogue.ending() };
     let (packs_a, packs_b) = (a.packing() == Packing::Plain, b.packing() == Packing::Plain);
     drive(exec, &shape, &item, packs_a, packs_b, &drive_epilogue, c, scratch);
 }
@@ -155,8 +155,7 @@ pub fn gemm_batched(
         };
         Item { a, b: SourceB::Matrix(b), c_start: index * batched.c_batch_stride, bias: epilogue.bias }
     };
-    let (residual, activation) = (epilogue.residual, epilogue.activation);
-    let drive_epilogue = DriveEpilogue { scale: batched.alpha, residual, activation };
+    let drive_epilogue = DriveEpilogue { scale: batched.alpha, ending: epilogue.ending() };
     let packs_b = matches!(b, BatchB::Plain(_));
     drive(exec, &batched.drive_shape(), &item, true, packs_b, &drive_epilogue, c, scratch);
 }

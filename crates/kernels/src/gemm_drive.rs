@@ -4,7 +4,7 @@
 //! items, rows and columns, never along k, so results are the same bits for any number of threads.
 
 use crate::conv_patches::ImagePatches;
-use crate::epilogue::{Activation, Bias};
+use crate::epilogue::{Bias, Ending, Light};
 use crate::gemm_pack::{MatrixA, MatrixB, pack_a_tile, pack_b_panel, row_tiles};
 use crate::gemm_tile::{Finish, K_BLOCK, TileCall, TileKernel, TileShape, tile_kernel, tile_shape};
 use crate::isa::{Exec, Isa};
@@ -54,8 +54,7 @@ pub(crate) struct DriveShape {
 #[derive(Clone, Copy)]
 pub(crate) struct DriveEpilogue<'a> {
     pub scale: f32,
-    pub residual: Option<&'a [f32]>,
-    pub activation: Activation,
+    pub ending: Ending<'a>,
 }
 
 /// Elements of scratch that `drive` needs.
@@ -131,7 +130,7 @@ pub(crate) fn drive_alone(
         return;
     }
     let tile = tile_shape(isa);
-    let epilogue = DriveEpilogue { scale, residual: None, activation: Activation::None };
+    let epilogue = DriveEpilogue { scale, ending: Ending::PLAIN };
     let block = Block { isa, tile, shape, item, packs_a: true, epilogue: &epilogue, c };
     block.check();
     block.run(0..row_tiles(isa, shape.m), 0..shape.n.div_ceil(tile.cols), scratch);
@@ -207,7 +206,7 @@ impl Block<'_> {
         }
         let c_end = (m - 1).saturating_mul(c_stride).saturating_add(n).saturating_add(self.item.c_start);
         assert!(c_stride >= n && self.c.len() >= c_end, "C of {} for {m}×{n}", self.c.len());
-        assert!(self.epilogue.residual.is_none_or(|residual| residual.len() >= c_end), "residual for {m}×{n}");
+        assert!(self.epilogue.ending.residual.is_none_or(|residual| residual.len() >= c_end), "residual for {m}×{n}");
         match self.item.bias {
             Bias::None => {}
             Bias::Rows(bias) => assert!(bias.len() >= m, "bias of {} for {m} rows", bias.len()),
@@ -264,7 +263,7 @@ impl Block<'_> {
         let DriveShape { n, c_stride, .. } = *self.shape;
         let kernel: TileKernel = tile_kernel(self.isa, rows.len());
         let is_last = ks.end == self.shape.k;
-        let limits = self.epilogue.activation.limits();
+        let light = self.epilogue.ending.light();
         for panel in panels.clone() {
             let column = panel * self.tile.cols;
             let c_start = self.item.c_start + rows.start * c_stride + column;
@@ -282,32 +281,40 @@ impl Block<'_> {
                 c_stride,
                 cols,
                 is_first: ks.start == 0,
-                finish: is_last.then(|| self.finish(rows.start, column, c_start, limits)),
+                finish: is_last.then(|| self.finish(rows.start, column, c_start, light)),
             };
             // SAFETY: `check` compared every operand with the shape, and the tile lies inside it; this part alone
             // writes these rows and columns of C. The machine has the instruction set: it came through `Exec`.
             unsafe { kernel(&call) };
         }
-        if is_last && limits.is_none() {
+        if is_last && light.is_none() {
             let columns = panels.start * self.tile.cols..n.min(panels.end * self.tile.cols);
             for row in rows {
                 let start = self.item.c_start + row * c_stride + columns.start;
                 // SAFETY: this part alone has these columns of this row, and no tile of it is being computed.
                 let row = unsafe { self.c.slice(start, columns.len()) };
-                crate::math::activate(self.isa, self.epilogue.activation, row);
+                self.epilogue.ending.finish_row(self.isa, start, row);
             }
         }
     }
 
-    fn finish(&self, row: usize, column: usize, c_start: usize, limits: Option<(f32, f32)>) -> Finish {
-        let (lo, hi) = limits.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
+    fn finish(&self, row: usize, column: usize, c_start: usize, light: Option<Light>) -> Finish {
         let (bias_rows, bias_columns) = match self.item.bias {
             Bias::None => (null(), null()),
             Bias::Rows(bias) => (bias[row..].as_ptr(), null()),
             Bias::Columns(bias) => (null(), bias[column..].as_ptr()),
         };
-        let residual = self.epilogue.residual.map_or(null(), |residual| residual[c_start..].as_ptr());
-        Finish { scale: self.epilogue.scale, bias_rows, bias_columns, residual, lo, hi }
+        let DriveEpilogue { scale, ending } = self.epilogue;
+        let at = |residual: Option<&[f32]>| residual.map_or(null(), |residual| residual[c_start..].as_ptr());
+        Finish {
+            scale: *scale,
+            bias_rows,
+            bias_columns,
+            first_residual: at(ending.first_residual()),
+            // What is not light is done to whole rows, the last residual with it.
+            last_residual: at(ending.last_residual().filter(|_| light.is_some())),
+            light: light.unwrap_or(Light::NOTHING),
+        }
     }
 
     /// The panels of B for one block of k: in place where they are packed or used too rarely to pack, else in scratch.

@@ -153,7 +153,7 @@ fn epilogues_add_before_they_activate() {
             for bias in [Bias::None, Bias::Rows(&row_bias), Bias::Columns(&column_bias)] {
                 for residual in [None, Some(&residual[..])] {
                     for activation in [Activation::None, Activation::Clamp { lo: -1.0, hi: 2.5 }, Activation::Silu] {
-                        let epilogue = Epilogue { bias, residual, activation };
+                        let epilogue = Epilogue { bias, residual, activation, ..Epilogue::default() };
                         let actual = multiply(exec, m, n, k, left, right, &epilogue);
                         for (index, actual) in actual.iter().enumerate() {
                             let added = match bias {

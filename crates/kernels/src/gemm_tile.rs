@@ -4,7 +4,9 @@
 //! position, so results do not depend on how a matrix is cut. A call takes at most `K_BLOCK` values of k; its sum is
 //! then folded into C (specs/compiler.md §10).
 
+use crate::epilogue::Light;
 use crate::isa::Isa;
+use crate::simd::{MulAdd, Plain};
 
 /// The most successive additions of one accumulator.
 pub(crate) const K_BLOCK: usize = 256;
@@ -35,9 +37,10 @@ pub(crate) struct Finish {
     /// One value for each column of the tile.
     pub bias_columns: *const f32,
     /// Laid out like C.
-    pub residual: *const f32,
-    pub lo: f32,
-    pub hi: f32,
+    pub first_residual: *const f32,
+    pub light: Light,
+    /// Laid out like C.
+    pub last_residual: *const f32,
 }
 
 /// The arguments of one tile.
@@ -90,7 +93,8 @@ pub(crate) fn tile_kernel(isa: Isa, rows: usize) -> TileKernel {
 ///
 /// # Safety
 /// The pointers of `call` must cover `sums.len()` rows.
-unsafe fn store_each<const COLS: usize>(call: &TileCall, sums: &[[f32; COLS]]) {
+#[inline(always)]
+unsafe fn store_each<F: MulAdd, const COLS: usize>(call: &TileCall, sums: &[[f32; COLS]]) {
     for (row, sums) in sums.iter().enumerate() {
         for (column, sum) in sums.iter().enumerate().take(call.cols) {
             let at = row * call.c_stride + column;
@@ -108,12 +112,13 @@ unsafe fn store_each<const COLS: usize>(call: &TileCall, sums: &[[f32; COLS]]) {
                     if !finish.bias_columns.is_null() {
                         value += *finish.bias_columns.add(column);
                     }
-                    if !finish.residual.is_null() {
-                        value += *finish.residual.add(at);
+                    if !finish.first_residual.is_null() {
+                        value += *finish.first_residual.add(at);
                     }
-                    // Comparisons that a NaN fails leave it as it is, like the vector forms.
-                    value = if value < finish.lo { finish.lo } else { value };
-                    value = if value > finish.hi { finish.hi } else { value };
+                    value = finish.light.apply::<F>(value);
+                    if !finish.last_residual.is_null() {
+                        value += *finish.last_residual.add(at);
+                    }
                 }
                 *call.c.add(at) = value;
             }
@@ -136,7 +141,7 @@ unsafe fn tile_portable<const ROWS: usize>(call: &TileCall) {
         }
     }
     // SAFETY: passed on from the caller.
-    unsafe { store_each(call, &sums) };
+    unsafe { store_each::<Plain, COLS>(call, &sums) };
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -146,6 +151,7 @@ use x86::{tile_avx2, tile_avx512};
 #[allow(clippy::needless_range_loop, reason = "loops over plain indices are unrolled, which keeps sums in registers")]
 mod x86 {
     use super::{TileCall, store_each};
+    use crate::simd::Fused;
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx2,fma")]
@@ -176,7 +182,7 @@ mod x86 {
                 }
             }
             // SAFETY: passed on from the caller.
-            return unsafe { store_each(call, &each) };
+            return unsafe { store_each::<Fused, COLS>(call, &each) };
         }
         for (row, sums) in sums.iter().enumerate() {
             for (half, sum) in sums.iter().enumerate() {
@@ -204,12 +210,13 @@ mod x86 {
                 if !finish.bias_columns.is_null() {
                     value = _mm256_add_ps(value, _mm256_loadu_ps(finish.bias_columns.add(column)));
                 }
-                if !finish.residual.is_null() {
-                    value = _mm256_add_ps(value, _mm256_loadu_ps(finish.residual.add(at)));
+                if !finish.first_residual.is_null() {
+                    value = _mm256_add_ps(value, _mm256_loadu_ps(finish.first_residual.add(at)));
                 }
-                // max and min give their second operand when either is NaN.
-                value = _mm256_max_ps(_mm256_set1_ps(finish.lo), value);
-                value = _mm256_min_ps(_mm256_set1_ps(finish.hi), value);
+                value = finish.light.apply_avx2(value);
+                if !finish.last_residual.is_null() {
+                    value = _mm256_add_ps(value, _mm256_loadu_ps(finish.last_residual.add(at)));
+                }
             }
             _mm256_storeu_ps(call.c.add(at), value);
         }
@@ -327,12 +334,13 @@ mod x86 {
                 if !finish.bias_columns.is_null() {
                     value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, finish.bias_columns.add(column)));
                 }
-                if !finish.residual.is_null() {
-                    value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, finish.residual.add(at)));
+                if !finish.first_residual.is_null() {
+                    value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, finish.first_residual.add(at)));
                 }
-                // max and min give their second operand when either is NaN.
-                value = _mm512_max_ps(_mm512_set1_ps(finish.lo), value);
-                value = _mm512_min_ps(_mm512_set1_ps(finish.hi), value);
+                value = finish.light.apply_avx512(value);
+                if !finish.last_residual.is_null() {
+                    value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, finish.last_residual.add(at)));
+                }
             }
             _mm512_mask_storeu_ps(call.c.add(at), mask, value);
         }

@@ -1,5 +1,6 @@
 //! What follows a convolution or a product with constant weights, and only reads its result once, joins it: a bias a column,
-//! one residual of the same shape, one activation, in this order. A product of computed operands takes a constant factor.
+//! one residual of the same shape, one activation, in this order; after the activation a constant factor, a constant number
+//! added, and the residual if it was not before. A product of computed operands takes a constant factor.
 
 use precast_ir::graph::{GraphCopy, GraphError};
 use precast_ir::op::{BinaryFn, Fused, UnaryFn};
@@ -14,6 +15,7 @@ use crate::pipeline::{Class, Pass};
 pub const PASS: Pass = Pass {
     name: "fuse_epilogues",
     doc: "relu(conv(x, W, b) + r) → fused { conv, add, relu }; the same for matmul(x, W) + b; \
+          silu(conv(x, W, b)) · a + c + r → fused { conv, silu, mul, add, add }, a and c constant numbers; \
           matmul(x, y) · a → fused { matmul, mul }, a a constant number",
     class: Class::Exact,
     run: fuse_epilogues,
@@ -134,6 +136,7 @@ fn chain_from(graph: &Graph, consumers: &[Option<NodeId>], root: NodeId) -> Vec<
         }
         if is_epilogue_activation(&next.op) {
             chain.push(consumer);
+            chain.extend(after_activation(graph, consumers, next.outputs[0], has_residual));
             break;
         }
         let Op::Binary(op) = &next.op else { break };
@@ -152,6 +155,39 @@ fn chain_from(graph: &Graph, consumers: &[Option<NodeId>], root: NodeId) -> Vec<
         value = next.outputs[0];
     }
     chain
+}
+
+/// Nodes that follow the activation whose result is `value`: a factor, a number added, the residual.
+fn after_activation(
+    graph: &Graph,
+    consumers: &[Option<NodeId>],
+    mut value: ValueId,
+    has_residual: bool,
+) -> Vec<NodeId> {
+    let mut nodes = Vec::new();
+    let (mut has_factor, mut has_number) = (false, false);
+    while let Some(consumer) = consumers[value.0 as usize] {
+        let next = graph.node(consumer);
+        let Op::Binary(op) = &next.op else { break };
+        if graph.ty(next.outputs[0]) != graph.ty(value) {
+            break;
+        }
+        let other = if next.inputs[0] == value { next.inputs[1] } else { next.inputs[0] };
+        let is_one_element = graph.ty(other).dims.iter().all(|dim| dim.as_usize() == Some(1));
+        let is_number = is_one_element && graph.constant(other).is_some();
+        match op.func {
+            BinaryFn::Mul if is_number && !has_factor && !has_number => has_factor = true,
+            BinaryFn::Add if is_number && !has_number => has_number = true,
+            BinaryFn::Add if !has_residual && !is_one_element && graph.ty(other) == graph.ty(value) => {
+                nodes.push(consumer);
+                break;
+            }
+            _ => break,
+        }
+        nodes.push(consumer);
+        value = next.outputs[0];
+    }
+    nodes
 }
 
 fn is_product_of_computed(graph: &Graph, node: &Node) -> bool {

@@ -102,7 +102,8 @@ pub fn lower_conv(
         }
     };
     let mut reads = vec![Read::Input(0), Read::packed(conv::packed_filter_len(tactic, &shape), packed)?];
-    let own_bias = (2..step.input_count()).find(|&input| Some(input) != epilogue.residual);
+    let is_own = |input: &usize| Some(*input) != epilogue.residual && epilogue.numbers().all(|number| number != *input);
+    let own_bias = (2..step.input_count()).find(is_own);
     let mut push = |input: Option<usize>| {
         input.map(|input| {
             reads.push(Read::Input(input));
@@ -111,7 +112,7 @@ pub fn lower_conv(
     };
     let (bias, residual) = (push(own_bias), push(epilogue.residual));
     let scratch = conv::conv_scratch_len(machine.isa, machine.threads, tactic, &shape) * size_of::<f32>();
-    let activation = epilogue.activation;
+    let Some(constant_part) = epilogue.constant_part(step) else { return Ok(None) };
     Ok(Some(Lowered {
         kernel: format!("{}{}", conv_name(tactic, &shape), epilogue.suffix()),
         reads,
@@ -122,7 +123,7 @@ pub fn lower_conv(
             let residual = residual.map(|read| args.read::<f32>(read));
             let y = args.write::<f32>(0);
             let scratch: &mut [f32] = if scratch > 0 { args.write(1) } else { &mut [] };
-            let epilogue = epilogue::Epilogue { bias, residual, activation };
+            let epilogue = epilogue::Epilogue { bias, residual, ..constant_part };
             conv::conv(exec, tactic, &shape, x, filter, &epilogue, scratch, y);
             Ok(())
         }),

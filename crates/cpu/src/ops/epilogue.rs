@@ -1,8 +1,10 @@
-//! What a fused body does to the result of its convolution or product: scale, bias, residual and activation.
+//! What a fused body does to the result of its convolution or product: scale, bias, residual, activation and what follows it.
 
 use precast_ir::op::{BinaryFn, UnaryFn};
 use precast_ir::{Graph, Node, Op, ValueId};
-use precast_kernels::epilogue::Activation;
+use precast_kernels::epilogue::{self, Activation, Affine, Bias, ResidualPlace};
+
+use crate::step::StepNode;
 
 /// The end of a convolution or product. Positions are those of the step's inputs.
 #[derive(Clone, Debug)]
@@ -13,13 +15,24 @@ pub struct Epilogue {
     pub bias: Option<usize>,
     /// A tensor of the result's shape added to it.
     pub residual: Option<usize>,
-    /// Applied last.
+    /// When it is added.
+    pub residual_place: ResidualPlace,
+    /// Applied to the sum.
     pub activation: Activation,
+    /// Numbers that the result of the activation is multiplied by, and that are then added.
+    pub affine: [Option<usize>; 2],
 }
 
 impl Default for Epilogue {
     fn default() -> Epilogue {
-        Epilogue { scale: None, bias: None, residual: None, activation: Activation::None }
+        Epilogue {
+            scale: None,
+            bias: None,
+            residual: None,
+            residual_place: ResidualPlace::First,
+            activation: Activation::None,
+            affine: [None; 2],
+        }
     }
 }
 
@@ -30,14 +43,17 @@ impl Epilogue {
         let mut epilogue = Epilogue::default();
         let mut value = root.outputs[0];
         for node in rest {
-            if !node.inputs.contains(&value) || !matches!(epilogue.activation, Activation::None) {
+            let is_active = !matches!(epilogue.activation, Activation::None);
+            if !node.inputs.contains(&value) || epilogue.residual_place == ResidualPlace::Last {
                 return None;
             }
             match &node.op {
+                Op::Binary(op) if is_active => epilogue.follow(body, node, op.func, value)?,
                 Op::Binary(op) if op.func == BinaryFn::Add => epilogue.add(body, node, value)?,
                 Op::Binary(op) if op.func == BinaryFn::Mul && node.inputs[0] != node.inputs[1] => {
                     epilogue.multiply(body, node, value)?;
                 }
+                _ if is_active => return None,
                 _ => epilogue.activation = activation(&node.op)?,
             }
             value = node.outputs[0];
@@ -65,12 +81,48 @@ impl Epilogue {
         Some(())
     }
 
+    /// What comes after the activation: a factor, a number added, or the residual.
+    fn follow(&mut self, body: &Graph, node: &Node, func: BinaryFn, value: ValueId) -> Option<()> {
+        let position = other_input(body, node, value)?;
+        let is_number = body.ty(body.inputs()[position]).dims.iter().all(|dim| dim.as_usize() == Some(1));
+        match (func, self.affine) {
+            (BinaryFn::Mul, [None, None]) if is_number => self.affine[0] = Some(position),
+            (BinaryFn::Add, [_, None]) if is_number => self.affine[1] = Some(position),
+            (BinaryFn::Add, _) if self.residual.is_none() => {
+                self.residual = Some(position);
+                self.residual_place = ResidualPlace::Last;
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// What is known of it while compiling, for the kernel; bias and residual are added when it runs. `None` if a number is
+    /// not.
+    pub fn constant_part(&self, step: &StepNode) -> Option<epilogue::Epilogue<'static>> {
+        let number = |input: Option<usize>, absent: f32| match input {
+            None => Some(absent),
+            Some(input) => Some(step.inline(input).filter(|number| number.len() == 1)?.to_f64_vec()[0] as f32),
+        };
+        let (scale, shift) = (number(self.affine[0], 1.0)?, number(self.affine[1], 0.0)?);
+        let affine = (self.affine != [None; 2]).then_some(Affine { scale, shift });
+        let (residual_place, activation) = (self.residual_place, self.activation);
+        Some(epilogue::Epilogue { bias: Bias::None, residual: None, residual_place, activation, affine })
+    }
+
+    /// The inputs of the step that are part of the kernel's code.
+    pub fn numbers(&self) -> impl Iterator<Item = usize> + '_ {
+        self.affine.into_iter().flatten()
+    }
+
     /// Words for the kernel's name.
     pub fn suffix(&self) -> &'static str {
+        let is_last = self.residual_place == ResidualPlace::Last;
         match (self.residual.is_some(), matches!(self.activation, Activation::None)) {
             (false, true) => "",
             (false, false) => "+act",
             (true, true) => "+add",
+            (true, false) if is_last => "+act+add",
             (true, false) => "+add+act",
         }
     }

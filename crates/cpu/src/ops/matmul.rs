@@ -1,7 +1,7 @@
 //! Matrix products: packed weights with an epilogue, batches of plain matrices, and 8-bit products.
 
 use precast_ir::op::Matmul;
-use precast_kernels::epilogue::{self, Activation, Bias};
+use precast_kernels::epilogue::{self, Bias};
 use precast_kernels::gemm::{
     self, BatchB, BatchedGemm, BatchedOperand, MatrixA, MatrixB, Order, Packing, gemm_batched_scratch_len,
     gemm_scratch_len,
@@ -28,7 +28,8 @@ pub fn lower_matmul(
         return Ok(None);
     }
     if step.is_constant(1) && step.shape(1).len() == 2 && !op.transpose_a && epilogue.scale.is_none() {
-        return lower_weights(step, op, epilogue, machine).map(Some);
+        let Some(constant_part) = epilogue.constant_part(step) else { return Ok(None) };
+        return lower_weights(step, op, epilogue, constant_part, machine).map(Some);
     }
     if epilogue.bias.is_some() || epilogue.residual.is_some() {
         return Ok(None);
@@ -40,11 +41,18 @@ pub fn lower_matmul(
             None => return Ok(None),
         },
     };
-    lower_batched(step, op, alpha, epilogue.activation, machine).map(Some)
+    let Some(constant_part) = epilogue.constant_part(step) else { return Ok(None) };
+    lower_batched(step, op, alpha, constant_part, machine).map(Some)
 }
 
 /// x[.., K] · W[K, N]: all leading axes of x are rows.
-fn lower_weights(step: &StepNode, op: &Matmul, epilogue: &Epilogue, machine: Machine) -> Result<Lowered, String> {
+fn lower_weights(
+    step: &StepNode,
+    op: &Matmul,
+    epilogue: &Epilogue,
+    constant_part: epilogue::Epilogue<'static>,
+    machine: Machine,
+) -> Result<Lowered, String> {
     let x = step.shape(0);
     let k = x[x.len() - 1];
     let m: usize = x[..x.len() - 1].iter().product();
@@ -55,7 +63,6 @@ fn lower_weights(step: &StepNode, op: &Matmul, epilogue: &Epilogue, machine: Mac
     let mut reads = vec![Read::Input(0), packed_weights(step, op, k, n, machine)?];
     let bias = epilogue.bias.map(|input| push(&mut reads, input));
     let residual = epilogue.residual.map(|input| push(&mut reads, input));
-    let activation = epilogue.activation;
     Ok(Lowered {
         kernel: format!("gemm{}", epilogue.suffix()),
         reads,
@@ -67,7 +74,7 @@ fn lower_weights(step: &StepNode, op: &Matmul, epilogue: &Epilogue, machine: Mac
             let residual = residual.map(|read| args.read::<f32>(read));
             let c = args.write::<f32>(0);
             let scratch: &mut [f32] = if scratch > 0 { args.write(1) } else { &mut [] };
-            let epilogue = epilogue::Epilogue { bias, residual, activation };
+            let epilogue = epilogue::Epilogue { bias, residual, ..constant_part };
             gemm::gemm(exec, m, n, k, a, b, c, n, &epilogue, scratch);
             Ok(())
         }),
@@ -99,7 +106,7 @@ fn lower_batched(
     step: &StepNode,
     op: &Matmul,
     alpha: f32,
-    activation: Activation,
+    epilogue: epilogue::Epilogue<'static>,
     machine: Machine,
 ) -> Result<Lowered, String> {
     let (a, b, c) = (step.shape(0), step.shape(1), step.output_shape(0));
@@ -151,7 +158,6 @@ fn lower_batched(
             let (a, b) = (args.read::<f32>(0), args.read::<f32>(1));
             let c = args.write::<f32>(0);
             let scratch: &mut [f32] = if scratch > 0 { args.write(1) } else { &mut [] };
-            let epilogue = epilogue::Epilogue { activation, ..Default::default() };
             if is_one_call {
                 let b = if is_packed { BatchB::Packed(b) } else { BatchB::Plain(b) };
                 gemm::gemm_batched(exec, &batched, a, b, c, &epilogue, scratch);

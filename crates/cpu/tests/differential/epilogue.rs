@@ -50,22 +50,38 @@ fn activations() -> Vec<Option<Op>> {
     ]
 }
 
-/// Every root with every activation, with and without a residual, on either side of the addition.
+/// What follows an activation.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum After {
+    Mul,
+    Add,
+    Residual,
+}
+
+/// Every root with every activation, with and without a residual, on either side of the addition; and what may follow
+/// an activation.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for root in ROOTS {
         for activation in activations() {
             for residual in [None, Some(0), Some(1)] {
-                cases.push(case(root, activation.clone(), residual));
+                cases.push(case(root, activation.clone(), residual, &[]));
+            }
+            if activation.is_some() {
+                for after in [&[After::Mul][..], &[After::Add], &[After::Residual], &[After::Mul, After::Add]] {
+                    cases.push(case(root, activation.clone(), None, after));
+                }
+                cases.push(case(root, activation.clone(), Some(1), &[After::Mul, After::Add]));
+                cases.push(case(root, activation.clone(), None, &[After::Mul, After::Add, After::Residual]));
             }
         }
     }
     cases
 }
 
-fn case(root: Root, activation: Option<Op>, residual: Option<usize>) -> Case {
+fn case(root: Root, activation: Option<Op>, residual: Option<usize>, after: &[After]) -> Case {
     let words = activation.as_ref().map_or("none".to_string(), |op| format!("{}{:?}", op.name(), op.attributes()));
-    let name = format!("{root:?} with activation {words} and residual {residual:?}");
+    let name = format!("{root:?} with activation {words}, residual {residual:?}, then {after:?}");
     let mut builder = Builder { graph: Graph::new(""), inputs: Vec::new(), random: Random::new(&name) };
     let mut value = builder.root(root);
     if let Some(side) = residual {
@@ -75,6 +91,14 @@ fn case(root: Root, activation: Option<Op>, residual: Option<usize>) -> Case {
     }
     if let Some(op) = activation {
         value = builder.node(op, &[value]);
+    }
+    for step in after {
+        let func = if *step == After::Mul { BinaryFn::Mul } else { BinaryFn::Add };
+        let other = match step {
+            After::Residual => builder.input(&builder.graph.ty(value).clone()),
+            After::Mul | After::Add => builder.constant(&[1]),
+        };
+        value = builder.node(Binary { func }, &[value, other]);
     }
     builder.graph.add_output("y", value);
     Case { name, graph: builder.graph, inputs: builder.inputs, expects: Expects::StepsAfterPasses(1) }
