@@ -20,10 +20,10 @@ const TAPS_MAX: usize = 128;
 const CHUNK: usize = 64;
 /// Output values computed before they are copied out, so that they are still in the first-level cache.
 const STRIP: usize = 2048;
-/// Multiplications below which all work stays on one thread: about 20 µs.
-const SPLIT_PRODUCTS: usize = 400_000;
+/// Multiplications below which all work stays on one thread: about 8 µs.
+const SPLIT_PRODUCTS: usize = 160_000;
 /// The same for the form that reads the image itself.
-const SPLIT_PRODUCTS_ROWS: usize = 800_000;
+const SPLIT_PRODUCTS_ROWS: usize = 160_000;
 
 /// Whether `conv` computes this shape without a product.
 pub(crate) fn is_depthwise(shape: &ConvShape) -> bool {

@@ -165,6 +165,16 @@ impl Light {
     /// Leaves every value as it is.
     pub(crate) const NOTHING: Light = Light { lo: f32::NEG_INFINITY, hi: f32::INFINITY, is_swish: false, affine: None };
 
+    /// Whether it is no more than limits.
+    pub(crate) fn is_clamp(&self) -> bool {
+        !self.is_swish && self.affine.is_none()
+    }
+
+    /// Whether it is HardSwish, perhaps with something after it.
+    pub(crate) fn is_swish(&self) -> bool {
+        self.is_swish
+    }
+
     /// One value; the same operations as the vector forms.
     #[inline(always)]
     pub(crate) fn apply<F: MulAdd>(&self, value: f32) -> f32 {
@@ -184,39 +194,79 @@ mod x86 {
     use super::{Affine, Light};
     use std::arch::x86_64::*;
 
-    impl Light {
+    /// A `Light` in registers, for loops over many vectors.
+    #[derive(Clone, Copy)]
+    pub(crate) struct SpreadLight {
+        lo: __m512,
+        hi: __m512,
+        scale: __m512,
+        shift: __m512,
+    }
+
+    impl SpreadLight {
+        /// The limits alone.
         #[inline]
-        #[target_feature(enable = "avx2,fma")]
-        pub(crate) fn apply_avx2(&self, value: __m256) -> __m256 {
+        #[target_feature(enable = "avx512f")]
+        pub(crate) fn clamp(&self, value: __m512) -> __m512 {
             // max and min give their second operand when either is NaN.
-            let clamp = |value, lo, hi| _mm256_min_ps(_mm256_set1_ps(hi), _mm256_max_ps(_mm256_set1_ps(lo), value));
-            let value = if self.is_swish {
-                let gate = _mm256_fmadd_ps(_mm256_set1_ps(1.0 / 6.0), value, _mm256_set1_ps(0.5));
-                _mm256_mul_ps(value, clamp(gate, 0.0, 1.0))
-            } else {
-                clamp(value, self.lo, self.hi)
-            };
-            match self.affine {
-                Some(Affine { scale, shift }) => {
-                    _mm256_add_ps(_mm256_mul_ps(value, _mm256_set1_ps(scale)), _mm256_set1_ps(shift))
-                }
-                None => value,
+            _mm512_min_ps(self.hi, _mm512_max_ps(self.lo, value))
+        }
+
+        /// HardSwish and what follows it.
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        pub(crate) fn swish(&self, value: __m512) -> __m512 {
+            _mm512_add_ps(_mm512_mul_ps(hard_swish_avx512(value), self.scale), self.shift)
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn hard_swish_avx512(value: __m512) -> __m512 {
+        let gate = _mm512_fmadd_ps(_mm512_set1_ps(1.0 / 6.0), value, _mm512_set1_ps(0.5));
+        let gate = _mm512_max_ps(_mm512_setzero_ps(), gate);
+        _mm512_mul_ps(value, _mm512_min_ps(_mm512_set1_ps(1.0), gate))
+    }
+
+    impl Light {
+        /// Once for many vectors. Without an affine function its factor is 1 and its shift -0, which change nothing.
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        pub(crate) fn spread_avx512(&self) -> SpreadLight {
+            let Affine { scale, shift } = self.affine.unwrap_or(Affine { scale: 1.0, shift: -0.0 });
+            SpreadLight {
+                lo: _mm512_set1_ps(self.lo),
+                hi: _mm512_set1_ps(self.hi),
+                scale: _mm512_set1_ps(scale),
+                shift: _mm512_set1_ps(shift),
             }
         }
 
         #[inline]
         #[target_feature(enable = "avx512f")]
         pub(crate) fn apply_avx512(&self, value: __m512) -> __m512 {
-            let clamp = |value, lo, hi| _mm512_min_ps(_mm512_set1_ps(hi), _mm512_max_ps(_mm512_set1_ps(lo), value));
-            let value = if self.is_swish {
-                let gate = _mm512_fmadd_ps(_mm512_set1_ps(1.0 / 6.0), value, _mm512_set1_ps(0.5));
-                _mm512_mul_ps(value, clamp(gate, 0.0, 1.0))
-            } else {
-                clamp(value, self.lo, self.hi)
-            };
+            let value = if self.is_swish { hard_swish_avx512(value) } else { self.spread_avx512().clamp(value) };
             match self.affine {
                 Some(Affine { scale, shift }) => {
                     _mm512_add_ps(_mm512_mul_ps(value, _mm512_set1_ps(scale)), _mm512_set1_ps(shift))
+                }
+                None => value,
+            }
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma")]
+        pub(crate) fn apply_avx2(&self, value: __m256) -> __m256 {
+            let value = if self.is_swish {
+                let gate = _mm256_fmadd_ps(_mm256_set1_ps(1.0 / 6.0), value, _mm256_set1_ps(0.5));
+                let gate = _mm256_max_ps(_mm256_setzero_ps(), gate);
+                _mm256_mul_ps(value, _mm256_min_ps(_mm256_set1_ps(1.0), gate))
+            } else {
+                _mm256_min_ps(_mm256_set1_ps(self.hi), _mm256_max_ps(_mm256_set1_ps(self.lo), value))
+            };
+            match self.affine {
+                Some(Affine { scale, shift }) => {
+                    _mm256_add_ps(_mm256_mul_ps(value, _mm256_set1_ps(scale)), _mm256_set1_ps(shift))
                 }
                 None => value,
             }

@@ -21,7 +21,7 @@ const BLOCK_TILES: usize = 24;
 /// With no more row tiles than this, copying rows of B costs more than reading them in place.
 pub(crate) const DIRECT_TILES_MAX: usize = 2;
 /// Work below this many nanoseconds stays on one thread.
-pub(crate) const SPLIT_NS: usize = 20_000;
+pub(crate) const SPLIT_NS: usize = 8_000;
 
 /// The right operand of an item: a matrix, or the patches of an image.
 #[derive(Clone, Copy)]

@@ -7,6 +7,7 @@
 use crate::epilogue::Light;
 use crate::isa::Isa;
 use crate::simd::{MulAdd, Plain};
+use std::ptr::null;
 
 /// The most successive additions of one accumulator.
 pub(crate) const K_BLOCK: usize = 256;
@@ -41,6 +42,24 @@ pub(crate) struct Finish {
     pub light: Light,
     /// Laid out like C.
     pub last_residual: *const f32,
+}
+
+impl Finish {
+    /// Leaves every value as it is.
+    const NOTHING: Finish = Finish {
+        scale: 1.0,
+        bias_rows: null(),
+        bias_columns: null(),
+        first_residual: null(),
+        light: Light::NOTHING,
+        last_residual: null(),
+    };
+
+    /// Whether it is biases and limits, with or without a residual, or biases and HardSwish.
+    fn is_simple(&self) -> bool {
+        let is_known = self.light.is_clamp() || (self.light.is_swish() && self.first_residual.is_null());
+        is_known && self.scale == 1.0 && self.last_residual.is_null()
+    }
 }
 
 /// The arguments of one tile.
@@ -150,7 +169,7 @@ use x86::{tile_avx2, tile_avx512};
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::needless_range_loop, reason = "loops over plain indices are unrolled, which keeps sums in registers")]
 mod x86 {
-    use super::{TileCall, store_each};
+    use super::{Finish, TileCall, store_each};
     use crate::simd::Fused;
     use std::arch::x86_64::*;
 
@@ -288,6 +307,21 @@ mod x86 {
             }
             return;
         }
+        let finish = call.finish.as_ref().unwrap_or(&Finish::NOTHING);
+        if SINGLES == 0 && call.cols == 16 * VECTORS && finish.is_simple() {
+            let has_residual = !finish.first_residual.is_null();
+            // SAFETY: all columns of every row are inside the tile, which the pointers cover.
+            return unsafe {
+                match (call.is_first, has_residual, finish.light.is_swish()) {
+                    (true, false, false) => store_rows::<ROWS, VECTORS, true, false, false>(call, finish, &sums),
+                    (true, false, true) => store_rows::<ROWS, VECTORS, true, false, true>(call, finish, &sums),
+                    (true, true, _) => store_rows::<ROWS, VECTORS, true, true, false>(call, finish, &sums),
+                    (false, false, false) => store_rows::<ROWS, VECTORS, false, false, false>(call, finish, &sums),
+                    (false, false, true) => store_rows::<ROWS, VECTORS, false, false, true>(call, finish, &sums),
+                    (false, true, _) => store_rows::<ROWS, VECTORS, false, true, false>(call, finish, &sums),
+                }
+            };
+        }
         // The loop below is too long to be unrolled and would force the sums into memory from the start; this copy
         // is short, so they stay in registers until here.
         let mut stored = [[[0.0_f32; 16]; 2]; ROWS];
@@ -313,6 +347,64 @@ mod x86 {
                 // pointers cover.
                 unsafe { store_avx512(call, row, 16 * vector, mask, _mm512_loadu_ps(stored.as_ptr())) };
             }
+        }
+    }
+
+    /// The body once for each row, written out: a loop of this length is not unrolled, and then its indices are not
+    /// constants and force the sums into memory from the start.
+    macro_rules! each_row {
+        ($row:ident of $rows:ident $body:block) => {
+            each_row!($row of $rows $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
+        };
+        ($row:ident of $rows:ident $body:block, $($index:literal)*) => {$(
+            if $index < $rows {
+                const $row: usize = $index;
+                $body
+            }
+        )*};
+    }
+
+    /// Stores whole rows: adds C unless `IS_FIRST`, both biases, the first residual if `HAS_RESIDUAL`, and applies HardSwish
+    /// with what follows it if `IS_SWISH`, else limits.
+    #[inline(always)]
+    unsafe fn store_rows<
+        const ROWS: usize,
+        const VECTORS: usize,
+        const IS_FIRST: bool,
+        const HAS_RESIDUAL: bool,
+        const IS_SWISH: bool,
+    >(
+        call: &TileCall,
+        finish: &Finish,
+        sums: &[[__m512; VECTORS]; ROWS],
+    ) {
+        // Adding -0 changes nothing.
+        static NO_BIAS: [f32; 32] = [-0.0; 32];
+        let present = |bias: *const f32| if bias.is_null() { NO_BIAS.as_ptr() } else { bias };
+        let (bias_rows, bias_columns) = (present(finish.bias_rows), present(finish.bias_columns));
+        // SAFETY: the callers enable AVX-512 and give pointers that cover the tile, all columns of which are stored.
+        unsafe {
+            let light = finish.light.spread_avx512();
+            let mut columns = [_mm512_setzero_ps(); VECTORS];
+            for vector in 0..VECTORS {
+                columns[vector] = _mm512_loadu_ps(bias_columns.add(16 * vector));
+            }
+            each_row!(ROW of ROWS {
+                let bias = _mm512_set1_ps(*bias_rows.add(ROW));
+                for vector in 0..VECTORS {
+                    let at = ROW * call.c_stride + 16 * vector;
+                    let mut value = sums[ROW][vector];
+                    if !IS_FIRST {
+                        value = _mm512_add_ps(value, _mm512_loadu_ps(call.c.add(at)));
+                    }
+                    value = _mm512_add_ps(_mm512_add_ps(value, bias), columns[vector]);
+                    if HAS_RESIDUAL {
+                        value = _mm512_add_ps(value, _mm512_loadu_ps(finish.first_residual.add(at)));
+                    }
+                    value = if IS_SWISH { light.swish(value) } else { light.clamp(value) };
+                    _mm512_storeu_ps(call.c.add(at), value);
+                }
+            });
         }
     }
 
