@@ -10,6 +10,7 @@ use crate::conv_winograd::{
     FILTER_VALUES_PER_CYCLE, conv_winograd, is_winograd_form, pack_winograd, winograd_cycles, winograd_filter_len,
     winograd_scratch_len,
 };
+use crate::conv_winograd_line::{conv_line, is_line_form, line_cycles, line_filter_len, line_scratch_len, pack_line};
 use crate::epilogue::{Bias, Epilogue};
 use crate::gemm_drive::{DriveEpilogue, DriveShape, Item, SourceB, drive, drive_scratch_len};
 use crate::gemm_pack::{MatrixA, MatrixB, pack_a};
@@ -103,13 +104,15 @@ pub enum ConvTactic {
     Winograd2,
     /// Winograd's F(4,3): tiles of 6×6 give 4×4 outputs.
     Winograd4,
+    /// Winograd's F(4,3) or F(2,5) along lines: tiles of 6 give 4 or 2 outputs.
+    WinogradLine,
 }
 
 impl ConvTactic {
-    /// The size of a Winograd tile.
+    /// The size of a square Winograd tile.
     fn tile(self) -> Option<usize> {
         match self {
-            ConvTactic::Product | ConvTactic::Depthwise => None,
+            ConvTactic::Product | ConvTactic::Depthwise | ConvTactic::WinogradLine => None,
             ConvTactic::Winograd2 => Some(4),
             ConvTactic::Winograd4 => Some(6),
         }
@@ -120,7 +123,7 @@ impl ConvTactic {
         match self {
             ConvTactic::Product | ConvTactic::Depthwise => 1.0,
             ConvTactic::Winograd2 => 4.0,
-            ConvTactic::Winograd4 => 16.0,
+            ConvTactic::Winograd4 | ConvTactic::WinogradLine => 16.0,
         }
     }
 
@@ -130,6 +133,7 @@ impl ConvTactic {
             ConvTactic::Product => !is_depthwise(shape),
             ConvTactic::Depthwise => is_depthwise(shape),
             ConvTactic::Winograd2 | ConvTactic::Winograd4 => is_winograd_form(shape) && !is_depthwise(shape),
+            ConvTactic::WinogradLine => is_line_form(shape) && !is_depthwise(shape),
         }
     }
 }
@@ -144,17 +148,23 @@ pub fn choose_tactic(threads: usize, shape: &ConvShape, is_strict: bool) -> Conv
     if is_depthwise(shape) {
         return ConvTactic::Depthwise;
     }
-    if is_strict || !is_winograd_form(shape) {
-        return ConvTactic::Product;
-    }
-    let values = 9 * shape.in_channels * (shape.out_channels + PATCH_CYCLES);
+    let values = shape.taps() * shape.in_channels * (shape.out_channels + PATCH_CYCLES);
     let arithmetic = values * shape.out_area().div_ceil(16) / threads.max(1);
-    let product = arithmetic + 9 * shape.in_channels * shape.out_channels / FILTER_VALUES_PER_CYCLE;
-    let (two, four) = (winograd_cycles(4, threads, shape), winograd_cycles(6, threads, shape));
-    match (two.min(four).saturating_mul(100) < product.saturating_mul(WINOGRAD_SHARE), two < four) {
-        (false, _) => ConvTactic::Product,
-        (true, true) => ConvTactic::Winograd2,
-        (true, false) => ConvTactic::Winograd4,
+    let product = arithmetic + shape.taps() * shape.in_channels * shape.out_channels / FILTER_VALUES_PER_CYCLE;
+    let is_worth = |cycles: usize| cycles.saturating_mul(100) < product.saturating_mul(WINOGRAD_SHARE);
+    if is_strict {
+        ConvTactic::Product
+    } else if is_winograd_form(shape) {
+        let (two, four) = (winograd_cycles(4, threads, shape), winograd_cycles(6, threads, shape));
+        match (is_worth(two.min(four)), two < four) {
+            (false, _) => ConvTactic::Product,
+            (true, true) => ConvTactic::Winograd2,
+            (true, false) => ConvTactic::Winograd4,
+        }
+    } else if is_line_form(shape) && is_worth(line_cycles(threads, shape)) {
+        ConvTactic::WinogradLine
+    } else {
+        ConvTactic::Product
     }
 }
 
@@ -165,6 +175,7 @@ const PATCH_CYCLES: usize = 3;
 pub fn packed_filter_len(tactic: ConvTactic, shape: &ConvShape) -> usize {
     match tactic.tile() {
         Some(tile) => winograd_filter_len(tile, shape),
+        None if tactic == ConvTactic::WinogradLine => line_filter_len(shape),
         None => shape.out_channels * shape.channels_per_group() * shape.taps(),
     }
 }
@@ -180,6 +191,9 @@ pub fn pack_filter(isa: Isa, tactic: ConvTactic, shape: &ConvShape, weights: &[f
     let weights = &weights[..shape.out_channels * k];
     if let Some(tile) = tactic.tile() {
         return pack_winograd(isa, tile, shape, weights);
+    }
+    if tactic == ConvTactic::WinogradLine {
+        return pack_line(isa, shape, weights);
     }
     if tactic == ConvTactic::Depthwise || weights.is_empty() {
         return weights.to_vec();
@@ -206,6 +220,7 @@ pub fn conv_scratch_len(isa: Isa, threads: usize, tactic: ConvTactic, shape: &Co
         ConvTactic::Product => drive_scratch_len(isa, threads, &shape.drive_shape(), false, true),
         ConvTactic::Winograd2 => winograd_scratch_len(isa, threads, 4, shape),
         ConvTactic::Winograd4 => winograd_scratch_len(isa, threads, 6, shape),
+        ConvTactic::WinogradLine => line_scratch_len(isa, threads, shape),
     }
 }
 
@@ -236,6 +251,9 @@ pub fn conv(
     };
     if let Some(tile) = tactic.tile() {
         return conv_winograd(exec, tile, shape, x, filter, bias, epilogue, scratch, y);
+    }
+    if tactic == ConvTactic::WinogradLine {
+        return conv_line(exec, shape, x, filter, bias, epilogue, scratch, y);
     }
     if tactic == ConvTactic::Depthwise {
         return conv_depthwise(exec, shape, x, filter, bias, epilogue, scratch, y);

@@ -48,8 +48,13 @@ fn reference(factor: f64, shape: &ConvShape, x: &[f32], weights: &[f32], bias: &
     expected
 }
 
-const TACTICS: [ConvTactic; 4] =
-    [ConvTactic::Product, ConvTactic::Depthwise, ConvTactic::Winograd2, ConvTactic::Winograd4];
+const TACTICS: [ConvTactic; 5] = [
+    ConvTactic::Product,
+    ConvTactic::Depthwise,
+    ConvTactic::Winograd2,
+    ConvTactic::Winograd4,
+    ConvTactic::WinogradLine,
+];
 
 fn convolve(
     exec: Exec,
@@ -182,6 +187,23 @@ fn random_3x3_convolutions_match_plain_loops() {
 }
 
 #[test]
+fn random_convolutions_along_lines_match_plain_loops() {
+    let mut lcg = Lcg::new(7);
+    let mut pick = |low: usize, high: usize| low + (lcg.next_u32() as usize) % (high - low + 1);
+    for round in 0..60 {
+        let (size, taps) = ([pick(1, 3), pick(1, 300)], [3, 5][round % 2]);
+        let counts = [pick(1, 20), pick(1, 40), 1];
+        let mut shape = shape_of(pick(1, 3), counts, size, [1, taps], [1, 1], [0, taps / 2], [1, 1]);
+        (shape.pad_top, shape.pad_left) = (pick(0, 2), pick(0, 9));
+        (shape.out_height, shape.out_width) = (pick(1, size[0] + 3), pick(1, size[1] + 9));
+        check_shape(&shape);
+    }
+    // More channels than one chain of additions takes.
+    check_shape(&shape_of(1, [600, 30, 1], [1, 90], [1, 5], [1, 1], [0, 2], [1, 1]));
+    check_shape(&shape_of(1, [600, 30, 1], [1, 90], [1, 3], [1, 1], [0, 1], [1, 1]));
+}
+
+#[test]
 fn random_depthwise_convolutions_match_plain_loops() {
     let mut lcg = Lcg::new(5);
     let mut pick = |low: usize, high: usize| low + (lcg.next_u32() as usize) % (high - low + 1);
@@ -288,6 +310,7 @@ fn whatever_follows_an_activation_applies_to_every_tactic() {
         shape_of(2, [6, 6, 6], [9, 9], [2, 3], [1, 1], [1, 1], [1, 1]),
         shape_of(2, [6, 10, 1], [9, 9], [3, 3], [1, 1], [1, 1], [1, 1]),
         shape_of(1, [20, 33, 1], [7, 7], [1, 1], [1, 1], [0, 0], [1, 1]),
+        shape_of(2, [6, 17, 1], [2, 90], [1, 5], [1, 1], [0, 2], [1, 1]),
     ] {
         let mut lcg = Lcg::new(23);
         let x = lcg.floats(shape.batch * shape.in_channels * shape.in_area());

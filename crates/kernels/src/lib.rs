@@ -14,6 +14,7 @@ pub mod conv_int;
 mod conv_patches;
 pub mod conv_transpose;
 mod conv_winograd;
+mod conv_winograd_line;
 pub mod copy;
 mod cores;
 pub mod epilogue;

@@ -187,10 +187,11 @@ fn node_bound(node: &Node, operands: &[Tensor]) -> Bound {
         }
         Op::Conv(op) => {
             let bound = conv_bound(operands);
-            // Winograd's F(4,3) may compute these (specs/compiler.md §10).
-            let is_3x3 = operands[1].shape()[2..] == [3, 3] && op.groups == 1;
+            // Winograd's F(4,3) and F(2,5) may compute these (specs/compiler.md §10).
+            let is_form = matches!(operands[1].shape()[2..], [3, 3] | [1, 3] | [1, 5] | [3, 1] | [5, 1] | [3] | [5])
+                && op.groups == 1;
             let is_dense = op.stride.iter().chain(&op.dilation).all(|&step| step == 1);
-            if is_3x3 && is_dense { Bound { absolute: WINOGRAD_FACTOR * bound.absolute, ..bound } } else { bound }
+            if is_form && is_dense { Bound { absolute: WINOGRAD_FACTOR * bound.absolute, ..bound } } else { bound }
         }
         Op::ConvTranspose(_) => conv_bound(operands),
 

@@ -38,14 +38,29 @@ struct Plane {
 impl Plane {
     /// The sizes of a 1-D or 2-D convolution.
     fn of(step: &StepNode, stride: &[usize], pad_lo: &[Dim], dilation: &[usize]) -> Option<Plane> {
-        Some(Plane {
+        let plane = Plane {
             input: plane(&step.shape(0)[2..], 1)?,
             output: plane(&step.output_shape(0)[2..], 1)?,
             filter: plane(&step.shape(1)[2..], 1)?,
             stride: plane(stride, 1)?,
             pad: plane(&numbers(pad_lo)?, 0)?,
             dilation: plane(dilation, 1)?,
-        })
+        };
+        let is_column = [plane.input, plane.output, plane.filter].iter().all(|[_, width]| *width == 1);
+        Some(if is_column && plane.pad[1] == 0 { plane.turned() } else { plane })
+    }
+
+    /// A column as a line: the same memory, and kernels are made for lines.
+    fn turned(self) -> Plane {
+        let turn = |[height, width]: [usize; 2]| [width, height];
+        Plane {
+            input: turn(self.input),
+            output: turn(self.output),
+            filter: turn(self.filter),
+            stride: turn(self.stride),
+            pad: turn(self.pad),
+            dilation: turn(self.dilation),
+        }
     }
 
     /// The sizes as the f32 kernels take them.
@@ -135,6 +150,7 @@ fn conv_name(tactic: ConvTactic, shape: &ConvShape) -> &'static str {
         ConvTactic::Depthwise => "conv.depthwise",
         ConvTactic::Winograd2 => "conv.winograd2",
         ConvTactic::Winograd4 => "conv.winograd4",
+        ConvTactic::WinogradLine => "conv.winograd_line",
         ConvTactic::Product if shape.filter_height == 1 && shape.filter_width == 1 => "conv.1x1",
         ConvTactic::Product => "conv",
     }

@@ -17,17 +17,21 @@ enum Root {
     Depthwise,
     Grouped,
     Conv1d,
+    Line,
+    Column,
     Gemm,
     GemmOfRows,
 }
 
-const ROOTS: [Root; 8] = [
+const ROOTS: [Root; 10] = [
     Root::Conv,
     Root::Winograd,
     Root::Conv1x1,
     Root::Depthwise,
     Root::Grouped,
     Root::Conv1d,
+    Root::Line,
+    Root::Column,
     Root::Gemm,
     Root::GemmOfRows,
 ];
@@ -128,6 +132,8 @@ impl Builder {
             Root::Depthwise => self.conv(&[1, 6, 9, 7], &[6, 1, 3, 3], 6),
             Root::Grouped => self.conv(&[1, 6, 5, 5], &[4, 3, 3, 3], 2),
             Root::Conv1d => self.conv(&[2, 4, 13], &[6, 4, 3], 1),
+            Root::Line => self.conv(&[2, 32, 90], &[40, 32, 5], 1),
+            Root::Column => self.conv(&[1, 32, 150, 1], &[40, 32, 3, 1], 1),
             Root::Gemm => self.gemm(&[5, 9]),
             Root::GemmOfRows => self.gemm(&[2, 3, 9]),
         }
