@@ -6,6 +6,7 @@
 
 use crate::conv_depthwise::{conv_depthwise, conv_depthwise_scratch_len, is_depthwise};
 use crate::conv_patches::ImagePatches;
+use crate::conv_planes::{Distances, PlanePatches, fill_planes, is_plane_form, planes_len};
 use crate::conv_winograd::{
     FILTER_VALUES_PER_CYCLE, conv_winograd, is_winograd_form, pack_winograd, winograd_cycles, winograd_filter_len,
     winograd_scratch_len,
@@ -217,7 +218,10 @@ pub fn conv_scratch_len(isa: Isa, threads: usize, tactic: ConvTactic, shape: &Co
     shape.check();
     match tactic {
         ConvTactic::Depthwise => conv_depthwise_scratch_len(threads, shape),
-        ConvTactic::Product => drive_scratch_len(isa, threads, &shape.drive_shape(), false, true),
+        ConvTactic::Product => {
+            let planes = if is_plane_form(shape) { planes_len(shape) } else { 0 };
+            planes + drive_scratch_len(isa, threads, &shape.drive_shape(), false, true)
+        }
         ConvTactic::Winograd2 => winograd_scratch_len(isa, threads, 4, shape),
         ConvTactic::Winograd4 => winograd_scratch_len(isa, threads, 6, shape),
         ConvTactic::WinogradLine => line_scratch_len(isa, threads, shape),
@@ -258,6 +262,22 @@ pub fn conv(
     if tactic == ConvTactic::Depthwise {
         return conv_depthwise(exec, shape, x, filter, bias, epilogue, scratch, y);
     }
+    let drive_epilogue = DriveEpilogue { scale: 1.0, ending: epilogue.ending() };
+    if is_plane_form(shape) {
+        let distances = Distances::new(shape);
+        let (planes, scratch) = scratch.split_at_mut(planes_len(shape));
+        for image in 0..items {
+            fill_planes(exec, shape, &x[image * image_len..(image + 1) * image_len], planes);
+            let item = |_| Item {
+                a: MatrixA::Packed(filter),
+                b: SourceB::Planes(PlanePatches::new(shape, planes, &distances)),
+                c_start: image * m * n,
+                bias: bias.map_or(Bias::None, Bias::Rows),
+            };
+            drive(exec, &DriveShape { items: 1, ..drive_shape }, &item, false, true, &drive_epilogue, y, scratch);
+        }
+        return;
+    }
     let item = |index: usize| {
         let group = index % shape.groups;
         let image = &x[index * image_len..(index + 1) * image_len];
@@ -273,7 +293,6 @@ pub fn conv(
             bias: bias.map_or(Bias::None, |bias| Bias::Rows(&bias[group * m..(group + 1) * m])),
         }
     };
-    let drive_epilogue = DriveEpilogue { scale: 1.0, ending: epilogue.ending() };
     drive(exec, &drive_shape, &item, false, true, &drive_epilogue, y, scratch);
 }
 

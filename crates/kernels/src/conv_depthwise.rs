@@ -9,13 +9,12 @@ use crate::conv::ConvShape;
 use crate::conv_depthwise_rows::{self, ChannelRows};
 use crate::epilogue::{Ending, Epilogue, Light, add_residual};
 use crate::isa::{Exec, Isa};
+use crate::padded_plane::{Plane, TAPS_MAX, fill_plane};
 use crate::pool::{SharedMut, share};
 use crate::simd::multiversion;
 
 /// The most output channels for one input channel; beyond it a product has enough rows to be faster.
 const MULTIPLIER_MAX: usize = 4;
-/// The most taps; their distances are kept on the stack, and one sum takes them all (specs/compiler.md §10).
-const TAPS_MAX: usize = 128;
 /// Outputs computed together: the sums stay in four of the widest registers.
 const CHUNK: usize = 64;
 /// Output values computed before they are copied out, so that they are still in the first-level cache.
@@ -34,7 +33,7 @@ pub(crate) fn is_depthwise(shape: &ConvShape) -> bool {
 
 /// Elements of scratch that `conv_depthwise` needs.
 pub(crate) fn conv_depthwise_scratch_len(threads: usize, shape: &ConvShape) -> usize {
-    threads.max(1) * (Plane::of(shape).len() + strip_len(shape))
+    threads.max(1) * (plane_len(shape) + strip_len(shape))
 }
 
 pub(crate) fn conv_depthwise(
@@ -60,13 +59,13 @@ pub(crate) fn conv_depthwise(
     let y = &mut y[..planes * multiplier * out_area];
     let is_small = y.len() * taps < SPLIT_PRODUCTS;
     let parts = if is_small { 1 } else { exec.threads().min(planes) };
-    let part_scratch = plane.len() + strip_len(shape);
+    let part_scratch = plane_len(shape) + strip_len(shape);
     assert!(scratch.len() >= parts * part_scratch, "scratch of {} for {parts}×{part_scratch}", scratch.len());
     let (y, scratch) = (SharedMut::new(y), SharedMut::new(scratch));
     exec.pool().run(parts, &|part| {
         // SAFETY: every part has its own stretch of the scratch.
         let scratch = unsafe { scratch.slice(part * part_scratch, part_scratch) };
-        let (padded, strip) = scratch.split_at_mut(plane.len());
+        let (padded, strip) = scratch.split_at_mut(plane_len(shape));
         // The padding is the same for every channel; only the image inside it is copied again.
         padded.fill(0.0);
         for index in share(planes, parts, part) {
@@ -132,101 +131,14 @@ fn run_rows(
     });
 }
 
+/// Length of a padded channel, with room for the last chunk to read on.
+fn plane_len(shape: &ConvShape) -> usize {
+    (Plane::of(shape).len() + CHUNK).next_multiple_of(16)
+}
+
 /// Length of the buffer for values before they are copied out: whole rows, whole chunks.
 fn strip_len(shape: &ConvShape) -> usize {
     Plane::of(shape).row_len.max(STRIP).next_multiple_of(CHUNK) + CHUNK
-}
-
-/// A padded channel: for each phase of the strides, the rows and columns of that phase.
-struct Plane {
-    rows: usize,
-    row_len: usize,
-    phases: [usize; 2],
-}
-
-impl Plane {
-    fn of(shape: &ConvShape) -> Plane {
-        let reach = |taps: usize, axis: usize| taps.saturating_sub(1) * shape.dilation[axis] / shape.stride[axis];
-        Plane {
-            rows: shape.out_height + reach(shape.filter_height, 0),
-            row_len: shape.out_width + reach(shape.filter_width, 1),
-            phases: shape.stride,
-        }
-    }
-
-    /// With room for the last chunk to read on.
-    fn len(&self) -> usize {
-        (self.phases[0] * self.phases[1] * self.rows * self.row_len + CHUNK).next_multiple_of(16)
-    }
-
-    /// From an output pixel's place in the plane to the source of each tap.
-    fn distances(&self, shape: &ConvShape) -> [usize; TAPS_MAX] {
-        let mut distances = [0; TAPS_MAX];
-        for (tap, distance) in distances.iter_mut().enumerate().take(shape.taps()) {
-            let y = tap / shape.filter_width * shape.dilation[0];
-            let x = tap % shape.filter_width * shape.dilation[1];
-            let phase = y % self.phases[0] * self.phases[1] + x % self.phases[1];
-            *distance = (phase * self.rows + y / self.phases[0]) * self.row_len + x / self.phases[1];
-        }
-        distances
-    }
-
-    /// The rows of one phase that lie in the image, and where their pixels go.
-    fn span(&self, axis: usize, phase: usize, pad: usize, size: usize) -> Span {
-        let (stride, places) = (self.phases[axis], if axis == 0 { self.rows } else { self.row_len });
-        let start = pad.saturating_sub(phase).div_ceil(stride).min(places);
-        let source = (start * stride + phase).saturating_sub(pad);
-        let count = size.saturating_sub(source).div_ceil(stride).min(places - start);
-        Span { start, source, count }
-    }
-}
-
-/// Places `start..start + count` of a padded axis hold every `stride`-th element from `source` on.
-#[derive(Clone, Copy)]
-struct Span {
-    start: usize,
-    source: usize,
-    count: usize,
-}
-
-multiversion! {
-    /// Copies a channel to the places of the plane that lie inside the image; the others must be zero already.
-    fn fill_plane<F: MulAdd>(plane: &Plane, shape: &ConvShape, channel: &[f32], padded: &mut [f32]) {
-        for phase in 0..plane.phases[0] * plane.phases[1] {
-            let ys = plane.span(0, phase / plane.phases[1], shape.pad_top, shape.in_height);
-            let xs = plane.span(1, phase % plane.phases[1], shape.pad_left, shape.in_width);
-            for index in 0..ys.count {
-                let start = (phase * plane.rows + ys.start + index) * plane.row_len + xs.start;
-                let values = &mut padded[start..start + xs.count];
-                let source_row = ys.source + index * plane.phases[0];
-                let source = &channel[source_row * shape.in_width..(source_row + 1) * shape.in_width];
-                copy_every(source.get(xs.source..).unwrap_or_default(), plane.phases[1], values);
-            }
-        }
-    }
-}
-
-/// `values[i] = source[i * stride]`.
-#[inline(always)]
-fn copy_every(source: &[f32], stride: usize, values: &mut [f32]) {
-    match stride {
-        1 => values.copy_from_slice(&source[..values.len()]),
-        2 => {
-            // Whole pairs vectorise; an odd source has one element more.
-            let pairs = source.chunks_exact(2);
-            if let ([last], Some(value)) = (pairs.remainder(), values.get_mut(source.len() / 2)) {
-                *value = *last;
-            }
-            for (value, pair) in values.iter_mut().zip(pairs) {
-                *value = pair[0];
-            }
-        }
-        _ => {
-            for (value, source) in values.iter_mut().zip(source.iter().step_by(stride)) {
-                *value = *source;
-            }
-        }
-    }
 }
 
 /// One output channel of one image.

@@ -4,6 +4,7 @@
 //! items, rows and columns, never along k, so results are the same bits for any number of threads.
 
 use crate::conv_patches::ImagePatches;
+use crate::conv_planes::PlanePatches;
 use crate::epilogue::{Bias, Ending, Light};
 use crate::gemm_pack::{MatrixA, MatrixB, pack_a_tile, pack_b_panel, row_tiles};
 use crate::gemm_tile::{Finish, K_BLOCK, TileCall, TileKernel, TileShape, tile_kernel, tile_shape};
@@ -28,6 +29,7 @@ pub(crate) const SPLIT_NS: usize = 8_000;
 pub(crate) enum SourceB<'a> {
     Matrix(MatrixB<'a>),
     Image(ImagePatches<'a>),
+    Planes(PlanePatches<'a>),
 }
 
 /// One product C = A·B of a drive.
@@ -202,7 +204,7 @@ impl Block<'_> {
                 );
             }
             SourceB::Matrix(matrix) => matrix.check(k, n),
-            SourceB::Image(_) => {}
+            SourceB::Image(_) | SourceB::Planes(_) => {}
         }
         let c_end = (m - 1).saturating_mul(c_stride).saturating_add(n).saturating_add(self.item.c_start);
         assert!(c_stride >= n && self.c.len() >= c_end, "C of {} for {m}×{n}", self.c.len());
@@ -345,6 +347,7 @@ impl Block<'_> {
                             pack_b_panel(self.isa, width, matrix, ks.clone(), columns, k, target);
                         }
                         SourceB::Image(patches) => patches.pack_panel(self.isa, width, ks.clone(), columns, target),
+                        SourceB::Planes(patches) => patches.pack_panel(self.isa, width, ks.clone(), columns, target),
                     }
                 }
                 PanelBlock { start: scratch.as_ptr(), panel_stride: panel_len, k_stride: width, last: None }
