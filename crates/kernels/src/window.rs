@@ -112,7 +112,7 @@ multiversion! {
         dst: &mut [f32],
     ) {
         match kernel {
-            PoolKernel::Max => fold_window(height, width, output, plane, dst, f32::NEG_INFINITY, math::maximum),
+            PoolKernel::Max => max_window(height, width, output, plane, dst),
             PoolKernel::Average | PoolKernel::AveragePadded => {
                 sum_window(height, width, output, plane, dst, |sum, x| sum + x);
             }
@@ -162,6 +162,28 @@ fn fold_window(
         for tap in 0..width.kernel {
             fold_stretch(width, tap, source, dst, operation);
         }
+    }
+}
+
+/// The longest input row whose column maxima are kept on the stack.
+const ROW_MAX: usize = 1024;
+
+/// As `fold_window` for maxima, which may be taken in any order: down the columns first, then along them.
+#[inline(always)]
+fn max_window(height: PoolAxis, width: PoolAxis, output: usize, plane: &[f32], dst: &mut [f32]) {
+    if width.input > ROW_MAX || height.kernel == 1 || width.kernel == 1 {
+        return fold_window(height, width, output, plane, dst, f32::NEG_INFINITY, math::maximum);
+    }
+    let mut columns = [f32::NEG_INFINITY; ROW_MAX];
+    let columns = &mut columns[..width.input];
+    for row in (0..height.kernel).filter_map(|tap| height.position(output, tap)) {
+        for (most, &x) in columns.iter_mut().zip(&plane[row * width.input..][..width.input]) {
+            *most = math::maximum(*most, x);
+        }
+    }
+    dst.fill(f32::NEG_INFINITY);
+    for tap in 0..width.kernel {
+        fold_stretch(width, tap, columns, dst, math::maximum);
     }
 }
 
