@@ -19,6 +19,7 @@ fn main() {
         (1, 3072, 768),
         (1, 1000, 2048),
     ] {
+        time_bf16(Isa::detect(), m, n, k);
         for (isa, is_b_packed) in [(Isa::Avx512, true), (Isa::Avx512, false), (Isa::Avx2, true), (Isa::Portable, true)]
         {
             if isa.is_supported() {
@@ -50,6 +51,24 @@ fn time_gemm(isa: Isa, m: usize, n: usize, k: usize, is_b_packed: bool) {
     });
     let form = if is_b_packed { "packed" } else { "plain B" };
     println!("{:<34} {:>10} {:>9.1} {:>9.1} {form:>9}", format!("{m} x {n} x {k}"), isa.name(), speeds[0], speeds[1]);
+}
+
+fn time_bf16(isa: Isa, m: usize, n: usize, k: usize) {
+    let (a, b) = (vec![0.5_f32; m * k], vec![0.25_f32; k * n]);
+    let packed = pack_b_words(isa, k, n, MatrixB::Rows { data: &b, stride: n });
+    let (left, right) = (MatrixA::Rows { data: &a, stride: k }, MatrixB::Packed(&packed));
+    let bias = vec![1.0_f32; n];
+    let epilogue = Epilogue { bias: Bias::Columns(&bias), ..Epilogue::default() };
+    let mut c = vec![0.0_f32; m * n];
+    let speeds = [1, 2].map(|threads| {
+        let pool = ThreadPool::new(threads);
+        let Some(exec) = Exec::new(isa, &pool) else { return 0.0 };
+        let (arithmetic, sizes) = (Arithmetic::Bf16, [m, n, k]);
+        let len = gemm_scratch_len_in(arithmetic, isa, threads, sizes, left.packing(), right.packing());
+        let mut scratch = vec![0.0; len];
+        gflops(2 * m * n * k, || gemm_in(arithmetic, exec, sizes, left, right, &mut c, n, &epilogue, &mut scratch))
+    });
+    println!("{:<34} {:>10} {:>9.1} {:>9.1} {:>9}", format!("{m} x {n} x {k}"), "bf16", speeds[0], speeds[1], "packed");
 }
 
 fn time_batched(batch: usize, m: usize, n: usize, k: usize, order: Order) {

@@ -2,6 +2,7 @@
 //! transpose. The scores of a few queries with all keys are computed at a time and stay in a cache. Every sum is that of
 //! the separate kernels, in their order, so the bits are theirs too.
 
+use crate::arithmetic::Arithmetic;
 use crate::epilogue::Bias;
 use crate::gemm::Order;
 use crate::gemm_drive::{DIRECT_TILES_MAX, DriveShape, Item, SPLIT_NS, SourceB, drive_alone, drive_alone_scratch_len};
@@ -122,12 +123,12 @@ impl Attention {
     /// Shapes of the two products for a block of queries.
     fn products(&self, rows: usize) -> (DriveShape, DriveShape) {
         let AttentionShape { keys, depth, width, output, .. } = self.shape;
-        let scores = DriveShape { items: 1, m: rows, n: keys, k: depth, c_stride: keys };
+        let scores = DriveShape { items: 1, m: rows, n: keys, k: depth, c_stride: keys, arithmetic: Arithmetic::F32 };
         let (m, n) = match output.order {
             Order::Rows => (rows, width),
             Order::Columns => (width, rows),
         };
-        (scores, DriveShape { items: 1, m, n, k: keys, c_stride: output.stride.max(n) })
+        (scores, DriveShape { items: 1, m, n, k: keys, c_stride: output.stride.max(n), arithmetic: Arithmetic::F32 })
     }
 
     /// Computes every head. Panics when a slice is too short.

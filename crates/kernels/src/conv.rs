@@ -4,6 +4,7 @@
 //! cache block at a time; a 1×1 filter with stride 1 reads the image itself. Depthwise filters have their own kernel,
 //! and 3×3 filters may be computed by Winograd's transforms, which round differently.
 
+use crate::arithmetic::Arithmetic;
 use crate::conv_depthwise::{conv_depthwise, conv_depthwise_scratch_len, is_depthwise};
 use crate::conv_patches::ImagePatches;
 use crate::conv_planes::{Distances, PlanePatches, fill_planes, is_plane_form, planes_len};
@@ -14,7 +15,7 @@ use crate::conv_winograd::{
 use crate::conv_winograd_line::{conv_line, is_line_form, line_cycles, line_filter_len, line_scratch_len, pack_line};
 use crate::epilogue::{Bias, Epilogue};
 use crate::gemm_drive::{DriveEpilogue, DriveShape, Item, SourceB, drive, drive_scratch_len};
-use crate::gemm_pack::{MatrixA, MatrixB, pack_a};
+use crate::gemm_pack::{MatrixA, MatrixB, pack_a, pack_a_words};
 use crate::isa::{Exec, Isa};
 
 /// The sizes of a convolution. Padding at the bottom and right follows from the output sizes.
@@ -77,13 +78,14 @@ impl ConvShape {
         is_one_tap && self.in_height == self.out_height && self.in_width == self.out_width
     }
 
-    fn drive_shape(&self) -> DriveShape {
+    fn drive_shape(&self, arithmetic: Arithmetic) -> DriveShape {
         DriveShape {
             items: self.batch * self.groups,
             m: self.out_channels / self.groups,
             n: self.out_area(),
             k: self.channels_per_group() * self.taps(),
             c_stride: self.out_area(),
+            arithmetic,
         }
     }
 
@@ -99,6 +101,8 @@ impl ConvShape {
 pub enum ConvTactic {
     /// A product of the filter with the patches of the image.
     Product,
+    /// The same with both rounded to bf16.
+    ProductBf16,
     /// One channel at a time.
     Depthwise,
     /// Winograd's F(2,3): tiles of 4×4 give 2×2 outputs.
@@ -113,16 +117,23 @@ impl ConvTactic {
     /// The size of a square Winograd tile.
     fn tile(self) -> Option<usize> {
         match self {
-            ConvTactic::Product | ConvTactic::Depthwise | ConvTactic::WinogradLine => None,
+            ConvTactic::Product | ConvTactic::ProductBf16 | ConvTactic::Depthwise | ConvTactic::WinogradLine => None,
             ConvTactic::Winograd2 => Some(4),
             ConvTactic::Winograd4 => Some(6),
         }
+    }
+
+    /// How it multiplies.
+    fn arithmetic(self) -> Arithmetic {
+        if self == ConvTactic::ProductBf16 { Arithmetic::Bf16 } else { Arithmetic::F32 }
     }
 
     /// How many times the rounding error of a plain sum it may have (specs/compiler.md §10).
     pub fn error_factor(self) -> f64 {
         match self {
             ConvTactic::Product | ConvTactic::Depthwise => 1.0,
+            // Each operand is rounded to 8 significant bits instead of 24.
+            ConvTactic::ProductBf16 => 131_072.0,
             ConvTactic::Winograd2 => 4.0,
             ConvTactic::Winograd4 | ConvTactic::WinogradLine => 16.0,
         }
@@ -131,7 +142,7 @@ impl ConvTactic {
     /// Whether a convolution can be computed this way.
     pub fn covers(self, shape: &ConvShape) -> bool {
         match self {
-            ConvTactic::Product => !is_depthwise(shape),
+            ConvTactic::Product | ConvTactic::ProductBf16 => !is_depthwise(shape),
             ConvTactic::Depthwise => is_depthwise(shape),
             ConvTactic::Winograd2 | ConvTactic::Winograd4 => is_winograd_form(shape) && !is_depthwise(shape),
             ConvTactic::WinogradLine => is_line_form(shape) && !is_depthwise(shape),
@@ -177,7 +188,7 @@ pub fn packed_filter_len(tactic: ConvTactic, shape: &ConvShape) -> usize {
     match tactic.tile() {
         Some(tile) => winograd_filter_len(tile, shape),
         None if tactic == ConvTactic::WinogradLine => line_filter_len(shape),
-        None => shape.out_channels * shape.channels_per_group() * shape.taps(),
+        None => shape.out_channels * tactic.arithmetic().steps(shape.channels_per_group() * shape.taps()),
     }
 }
 
@@ -186,7 +197,7 @@ pub fn packed_filter_len(tactic: ConvTactic, shape: &ConvShape) -> usize {
 pub fn pack_filter(isa: Isa, tactic: ConvTactic, shape: &ConvShape, weights: &[f32]) -> Vec<f32> {
     shape.check();
     assert!(tactic.covers(shape), "{tactic:?} for {shape:?}");
-    let DriveShape { m, k, .. } = shape.drive_shape();
+    let DriveShape { m, k, .. } = shape.drive_shape(tactic.arithmetic());
     let (channels, taps) = (shape.channels_per_group(), shape.taps());
     assert!(weights.len() >= shape.out_channels * k, "filter of {} for {shape:?}", weights.len());
     let weights = &weights[..shape.out_channels * k];
@@ -208,7 +219,11 @@ pub fn pack_filter(isa: Isa, tactic: ConvTactic, shape: &ConvShape, weights: &[f
                 row[tap * channels + channel] = *weight;
             }
         }
-        packed.extend(pack_a(isa, m, k, MatrixA::Rows { data: &group_rows, stride: k }));
+        let rows = MatrixA::Rows { data: &group_rows, stride: k };
+        packed.extend(match tactic.arithmetic() {
+            Arithmetic::F32 => pack_a(isa, m, k, rows),
+            Arithmetic::Bf16 => pack_a_words(isa, m, k, rows),
+        });
     }
     packed
 }
@@ -218,9 +233,9 @@ pub fn conv_scratch_len(isa: Isa, threads: usize, tactic: ConvTactic, shape: &Co
     shape.check();
     match tactic {
         ConvTactic::Depthwise => conv_depthwise_scratch_len(threads, shape),
-        ConvTactic::Product => {
+        ConvTactic::Product | ConvTactic::ProductBf16 => {
             let planes = if is_plane_form(shape) { planes_len(shape) } else { 0 };
-            planes + drive_scratch_len(isa, threads, &shape.drive_shape(), false, true)
+            planes + drive_scratch_len(isa, threads, &shape.drive_shape(tactic.arithmetic()), false, true)
         }
         ConvTactic::Winograd2 => winograd_scratch_len(isa, threads, 4, shape),
         ConvTactic::Winograd4 => winograd_scratch_len(isa, threads, 6, shape),
@@ -242,7 +257,7 @@ pub fn conv(
 ) {
     shape.check();
     assert!(tactic.covers(shape), "{tactic:?} for {shape:?}");
-    let drive_shape = shape.drive_shape();
+    let drive_shape = shape.drive_shape(tactic.arithmetic());
     let DriveShape { items, m, n, k, .. } = drive_shape;
     let image_len = shape.channels_per_group() * shape.in_area();
     assert!(x.len() >= items * image_len, "x of {} for {shape:?}", x.len());
@@ -278,6 +293,7 @@ pub fn conv(
         }
         return;
     }
+    let steps = tactic.arithmetic().steps(k);
     let item = |index: usize| {
         let group = index % shape.groups;
         let image = &x[index * image_len..(index + 1) * image_len];
@@ -287,7 +303,7 @@ pub fn conv(
             SourceB::Image(ImagePatches { shape, image })
         };
         Item {
-            a: MatrixA::Packed(&filter[group * m * k..(group + 1) * m * k]),
+            a: MatrixA::Packed(&filter[group * m * steps..(group + 1) * m * steps]),
             b,
             c_start: index * m * n,
             bias: bias.map_or(Bias::None, |bias| Bias::Rows(&bias[group * m..(group + 1) * m])),

@@ -48,8 +48,9 @@ fn reference(factor: f64, shape: &ConvShape, x: &[f32], weights: &[f32], bias: &
     expected
 }
 
-const TACTICS: [ConvTactic; 5] = [
+const TACTICS: [ConvTactic; 6] = [
     ConvTactic::Product,
+    ConvTactic::ProductBf16,
     ConvTactic::Depthwise,
     ConvTactic::Winograd2,
     ConvTactic::Winograd4,

@@ -4,6 +4,7 @@
 //! For each image and group, the product Wᵀ·x gives what each tap contributes at each input pixel; then each output
 //! channel collects its contributions.
 
+use crate::arithmetic::Arithmetic;
 use crate::conv::ConvShape;
 use crate::epilogue::{Bias, Ending};
 use crate::gemm_drive::{DriveEpilogue, DriveShape, Item, SourceB, drive, drive_scratch_len};
@@ -13,7 +14,8 @@ use crate::isa::{Exec, Isa};
 /// The product of one image and group: a row for each output channel and tap, a column for each input pixel.
 fn product_shape(shape: &ConvShape) -> DriveShape {
     let m = shape.out_channels / shape.groups * shape.taps();
-    DriveShape { items: 1, m, n: shape.in_area(), k: shape.channels_per_group(), c_stride: shape.in_area() }
+    let (n, k) = (shape.in_area(), shape.channels_per_group());
+    DriveShape { items: 1, m, n, k, c_stride: n, arithmetic: Arithmetic::F32 }
 }
 
 fn contributions_len(shape: &ConvShape) -> usize {

@@ -3,9 +3,10 @@
 //! Weights are packed once with `pack_a` or `pack_b`; operands that are not packed are packed a cache block at a time
 //! into the caller's scratch.
 
+pub use crate::arithmetic::Arithmetic;
 pub use crate::epilogue::{Activation, Bias, Epilogue};
 use crate::gemm_drive::{DriveEpilogue, DriveShape, Item, SourceB, drive, drive_scratch_len};
-pub use crate::gemm_pack::{MatrixA, MatrixB, pack_a, pack_b, packed_b_len};
+pub use crate::gemm_pack::{MatrixA, MatrixB, pack_a, pack_a_words, pack_b, pack_b_words, packed_b_len};
 use crate::isa::{Exec, Isa};
 
 /// Whether an operand was packed before.
@@ -39,7 +40,19 @@ impl MatrixB<'_> {
 
 /// Elements of scratch that `gemm` needs with a pool of this many threads; 0 when both operands are packed.
 pub fn gemm_scratch_len(isa: Isa, threads: usize, m: usize, n: usize, k: usize, a: Packing, b: Packing) -> usize {
-    let shape = DriveShape { items: 1, m, n, k, c_stride: n };
+    gemm_scratch_len_in(Arithmetic::F32, isa, threads, [m, n, k], a, b)
+}
+
+/// The same for `gemm_in`.
+pub fn gemm_scratch_len_in(
+    arithmetic: Arithmetic,
+    isa: Isa,
+    threads: usize,
+    [m, n, k]: [usize; 3],
+    a: Packing,
+    b: Packing,
+) -> usize {
+    let shape = DriveShape { items: 1, m, n, k, c_stride: n, arithmetic };
     drive_scratch_len(isa, threads, &shape, a == Packing::Plain, b == Packing::Plain)
 }
 
@@ -56,7 +69,22 @@ pub fn gemm(
     epilogue: &Epilogue,
     scratch: &mut [f32],
 ) {
-    let shape = DriveShape { items: 1, m, n, k, c_stride };
+    gemm_in(Arithmetic::F32, exec, [m, n, k], a, b, c, c_stride, epilogue, scratch);
+}
+
+/// The same with another arithmetic, for which packed operands were packed.
+pub fn gemm_in(
+    arithmetic: Arithmetic,
+    exec: Exec,
+    [m, n, k]: [usize; 3],
+    a: MatrixA,
+    b: MatrixB,
+    c: &mut [f32],
+    c_stride: usize,
+    epilogue: &Epilogue,
+    scratch: &mut [f32],
+) {
+    let shape = DriveShape { items: 1, m, n, k, c_stride, arithmetic };
     let item = |_| Item { a, b: SourceB::Matrix(b), c_start: 0, bias: epilogue.bias };
     let drive_epilogue = DriveEpilogue { scale: 1.0, ending: epilogue.ending() };
     let (packs_a, packs_b) = (a.packing() == Packing::Plain, b.packing() == Packing::Plain);
@@ -162,7 +190,8 @@ pub fn gemm_batched(
 
 impl BatchedGemm {
     fn drive_shape(&self) -> DriveShape {
-        DriveShape { items: self.batch, m: self.m, n: self.n, k: self.k, c_stride: self.c_stride }
+        let arithmetic = Arithmetic::F32;
+        DriveShape { items: self.batch, m: self.m, n: self.n, k: self.k, c_stride: self.c_stride, arithmetic }
     }
 }
 

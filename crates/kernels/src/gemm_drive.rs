@@ -3,11 +3,13 @@
 //! GEMM, batched GEMM and convolution all end here and differ in where the panels of B come from. Work is cut along
 //! items, rows and columns, never along k, so results are the same bits for any number of threads.
 
+use crate::arithmetic::{Arithmetic, join_rows};
 use crate::conv_patches::ImagePatches;
 use crate::conv_planes::PlanePatches;
 use crate::epilogue::{Bias, Ending, Light};
 use crate::gemm_pack::{MatrixA, MatrixB, pack_a_tile, pack_b_panel, row_tiles};
-use crate::gemm_tile::{Finish, K_BLOCK, TileCall, TileKernel, TileShape, tile_kernel, tile_shape};
+use crate::gemm_tile::{Finish, TileCall, TileKernel, TileShape, tile_kernel, tile_shape};
+use crate::gemm_tile_words::tile_kernel_words;
 use crate::isa::{Exec, Isa};
 use crate::pool::{SharedMut, share};
 use std::ops::Range;
@@ -50,6 +52,27 @@ pub(crate) struct DriveShape {
     pub n: usize,
     pub k: usize,
     pub c_stride: usize,
+    pub arithmetic: Arithmetic,
+}
+
+impl DriveShape {
+    /// Steps of the register tiles.
+    fn steps(&self) -> usize {
+        self.arithmetic.steps(self.k)
+    }
+
+    /// The most steps that are packed at once.
+    fn block_steps(&self) -> usize {
+        self.steps().min(self.arithmetic.steps_max())
+    }
+
+    /// Values of a block before they are joined to words, for each row or column.
+    fn wide_len(&self) -> usize {
+        match self.arithmetic {
+            Arithmetic::F32 => 0,
+            Arithmetic::Bf16 => 2 * self.block_steps(),
+        }
+    }
 }
 
 /// What is done to every item's product.
@@ -66,10 +89,13 @@ pub(crate) fn drive_scratch_len(isa: Isa, threads: usize, shape: &DriveShape, pa
 
 fn part_scratch_len(isa: Isa, shape: &DriveShape, packs_a: bool, packs_b: bool) -> usize {
     let TileShape { rows_max, cols } = tile_shape(isa);
-    let k = shape.k.min(K_BLOCK);
-    let a = if packs_a { rows_max.min(shape.m) * k } else { 0 };
-    let b = if packs_b { block_columns(packs_a).min(shape.n.next_multiple_of(cols)) * k } else { 0 };
-    (a + b).next_multiple_of(16)
+    let columns = block_columns(packs_a).min(shape.n.next_multiple_of(cols));
+    let b = if packs_b { columns * shape.block_steps() + cols * shape.wide_len() } else { 0 };
+    (a_scratch_len(rows_max, shape, packs_a) + b).next_multiple_of(16)
+}
+
+fn a_scratch_len(rows_max: usize, shape: &DriveShape, packs_a: bool) -> usize {
+    if packs_a { rows_max.min(shape.m) * (shape.block_steps() + shape.wide_len()) } else { 0 }
 }
 
 fn block_columns(packs_a: bool) -> usize {
@@ -194,11 +220,16 @@ impl Block<'_> {
     /// Panics when an operand, C, a bias or the residual is too short for the shape.
     fn check(&self) {
         let DriveShape { m, n, k, c_stride, .. } = *self.shape;
-        self.item.a.check(m, k);
+        match self.item.a {
+            MatrixA::Packed(data) => {
+                assert!(data.len() >= m.saturating_mul(self.shape.steps()), "packed A of {} for {m}×{k}", data.len());
+            }
+            plain => plain.check(m, k),
+        }
         match self.item.b {
             SourceB::Matrix(MatrixB::Packed(data)) => {
                 assert!(
-                    data.len() >= n.next_multiple_of(self.tile.cols).saturating_mul(k),
+                    data.len() >= n.next_multiple_of(self.tile.cols).saturating_mul(self.shape.steps()),
                     "packed B of {} for {k}×{n}",
                     data.len()
                 );
@@ -218,7 +249,7 @@ impl Block<'_> {
 
     /// Computes the part of C in these row tiles and panels.
     fn run(&self, tiles: Range<usize>, panels: Range<usize>, scratch: &mut [f32]) {
-        let a_len = if self.packs_a { self.tile.rows_max.min(self.shape.m) * self.shape.k.min(K_BLOCK) } else { 0 };
+        let a_len = a_scratch_len(self.tile.rows_max, self.shape, self.packs_a);
         let (a_scratch, b_scratch) = scratch.split_at_mut(a_len);
         let panel_group = block_columns(self.packs_a) / self.tile.cols;
         let is_b_packed = matches!(self.item.b, SourceB::Matrix(MatrixB::Packed(_)));
@@ -234,37 +265,62 @@ impl Block<'_> {
 
     /// One cache block of C: all of k, a block at a time.
     fn run_block(&self, tiles: Range<usize>, panels: Range<usize>, a_scratch: &mut [f32], b_scratch: &mut [f32]) {
-        let (m, k) = (self.shape.m, self.shape.k);
+        let (m, steps, block) = (self.shape.m, self.shape.steps(), self.shape.arithmetic.steps_max());
         let tile_count = row_tiles(self.isa, m);
         // An empty k still writes its zeros and their epilogue.
-        let k_blocks = k.div_ceil(K_BLOCK).max(1);
+        let k_blocks = steps.div_ceil(block).max(1);
         for k_block in 0..k_blocks {
             // Full blocks and a shorter last one: other runtimes add in this order, and a quantised model that follows
             // one of them needs the same bits.
-            let ks = k_block * K_BLOCK..k.min((k_block + 1) * K_BLOCK);
+            let ks = k_block * block..steps.min((k_block + 1) * block);
             let b = self.panel_block(ks.clone(), panels.clone(), tiles.len(), b_scratch);
             for tile in tiles.clone() {
                 let rows = share(m, tile_count, tile);
                 let a = match self.item.a {
-                    MatrixA::Packed(data) => data[rows.start * k + ks.start * rows.len()..].as_ptr(),
+                    MatrixA::Packed(data) => data[rows.start * steps + ks.start * rows.len()..].as_ptr(),
                     // One tile of columns without gaps is its own packed form.
-                    MatrixA::Columns { data, stride } if stride == rows.len() => data[ks.start * stride..].as_ptr(),
-                    plain => {
-                        let target = &mut a_scratch[..rows.len() * ks.len()];
-                        pack_a_tile(self.isa, plain, rows.clone(), ks.clone(), m, k, target);
-                        target.as_ptr()
+                    MatrixA::Columns { data, stride }
+                        if stride == rows.len() && self.shape.arithmetic == Arithmetic::F32 =>
+                    {
+                        data[ks.start * stride..].as_ptr()
                     }
+                    plain => self.pack_a(plain, rows.clone(), ks.clone(), a_scratch),
                 };
                 self.run_tile_row(rows, panels.clone(), a, &b, ks.clone());
             }
         }
     }
 
+    /// One row tile of A for some steps, packed into scratch.
+    fn pack_a(&self, a: MatrixA, rows: Range<usize>, ks: Range<usize>, scratch: &mut [f32]) -> *const f32 {
+        let (m, k, height) = (self.shape.m, self.shape.k, rows.len());
+        let (target, wide) = scratch.split_at_mut(height * ks.len());
+        match self.shape.arithmetic {
+            Arithmetic::F32 => pack_a_tile(self.isa, a, rows, ks, m, k, target),
+            Arithmetic::Bf16 => {
+                let values = self.values_of(ks);
+                let wide = &mut wide[..height * values.len()];
+                pack_a_tile(self.isa, a, rows, values, m, k, wide);
+                join_rows(self.isa, wide, height, target);
+            }
+        }
+        target.as_ptr()
+    }
+
+    /// The values of k of some steps.
+    fn values_of(&self, steps: Range<usize>) -> Range<usize> {
+        let values = self.shape.arithmetic.values();
+        steps.start * values..self.shape.k.min(steps.end * values)
+    }
+
     /// One row tile times every panel of the block.
     fn run_tile_row(&self, rows: Range<usize>, panels: Range<usize>, a: *const f32, b: &PanelBlock, ks: Range<usize>) {
         let DriveShape { n, c_stride, .. } = *self.shape;
-        let kernel: TileKernel = tile_kernel(self.isa, rows.len());
-        let is_last = ks.end == self.shape.k;
+        let kernel: TileKernel = match self.shape.arithmetic {
+            Arithmetic::F32 => tile_kernel(self.isa, rows.len()),
+            Arithmetic::Bf16 => tile_kernel_words(self.isa, rows.len()),
+        };
+        let is_last = ks.end == self.shape.steps();
         let light = self.epilogue.ending.light();
         for panel in panels.clone() {
             let column = panel * self.tile.cols;
@@ -326,10 +382,13 @@ impl Block<'_> {
         let panel_len = width * ks.len();
         match self.item.b {
             SourceB::Matrix(MatrixB::Packed(data)) => {
-                let start = data[panels.start * width * k + ks.start * width..].as_ptr();
-                PanelBlock { start, panel_stride: width * k, k_stride: width, last: None }
+                let panel_stride = width * self.shape.steps();
+                let start = data[panels.start * panel_stride + ks.start * width..].as_ptr();
+                PanelBlock { start, panel_stride, k_stride: width, last: None }
             }
-            SourceB::Matrix(matrix @ MatrixB::Rows { data, stride }) if tiles <= DIRECT_TILES_MAX && k > 0 => {
+            SourceB::Matrix(matrix @ MatrixB::Rows { data, stride })
+                if tiles <= DIRECT_TILES_MAX && k > 0 && self.shape.arithmetic == Arithmetic::F32 =>
+            {
                 let start = data[ks.start * stride + panels.start * width..].as_ptr();
                 let last = (panels.end * width > n).then(|| {
                     let target = &mut scratch[..panel_len];
@@ -339,19 +398,33 @@ impl Block<'_> {
                 PanelBlock { start, panel_stride: width, k_stride: stride, last }
             }
             source => {
-                for panel in panels.clone() {
-                    let target = &mut scratch[(panel - panels.start) * panel_len..][..panel_len];
+                let (packed, wide) = scratch.split_at_mut(panels.len() * panel_len);
+                for (target, panel) in packed.chunks_exact_mut(panel_len.max(1)).zip(panels) {
                     let columns = panel * width..n.min((panel + 1) * width);
-                    match source {
-                        SourceB::Matrix(matrix) => {
-                            pack_b_panel(self.isa, width, matrix, ks.clone(), columns, k, target);
+                    match self.shape.arithmetic {
+                        Arithmetic::F32 => self.pack_b(source, ks.clone(), columns, target),
+                        Arithmetic::Bf16 => {
+                            let values = self.values_of(ks.clone());
+                            let wide = &mut wide[..width * values.len()];
+                            self.pack_b(source, values, columns, wide);
+                            join_rows(self.isa, wide, width, target);
                         }
-                        SourceB::Image(patches) => patches.pack_panel(self.isa, width, ks.clone(), columns, target),
-                        SourceB::Planes(patches) => patches.pack_panel(self.isa, width, ks.clone(), columns, target),
                     }
                 }
-                PanelBlock { start: scratch.as_ptr(), panel_stride: panel_len, k_stride: width, last: None }
+                PanelBlock { start: packed.as_ptr(), panel_stride: panel_len, k_stride: width, last: None }
             }
+        }
+    }
+}
+
+impl Block<'_> {
+    /// One panel of B for some values of k.
+    fn pack_b(&self, source: SourceB, ks: Range<usize>, columns: Range<usize>, target: &mut [f32]) {
+        let width = self.tile.cols;
+        match source {
+            SourceB::Matrix(matrix) => pack_b_panel(self.isa, width, matrix, ks, columns, self.shape.k, target),
+            SourceB::Image(patches) => patches.pack_panel(self.isa, width, ks, columns, target),
+            SourceB::Planes(patches) => patches.pack_panel(self.isa, width, ks, columns, target),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! of its rows. B is cut in panels as wide as the tile, the last padded with zeros: panel p starts at p·cols·k and
 //! holds k rows. Both forms depend on the instruction set and the shape only.
 
+use crate::arithmetic::{Arithmetic, join_rows};
 use crate::gemm_tile::tile_shape;
 use crate::isa::Isa;
 use crate::pool::share;
@@ -74,6 +75,31 @@ pub fn pack_b(isa: Isa, k: usize, n: usize, b: MatrixB) -> Vec<f32> {
         pack_b_panel(Isa::detect(), width, b, 0..k, columns, k, target);
     }
     packed
+}
+
+/// The packed form of A for bf16 products: words of two successive k.
+pub fn pack_a_words(isa: Isa, m: usize, k: usize, a: MatrixA) -> Vec<f32> {
+    let packed = pack_a(isa, m, k, a);
+    let steps = Arithmetic::Bf16.steps(k);
+    let mut words = vec![0.0; m * steps];
+    let tiles = row_tiles(isa, m);
+    for rows in (0..tiles).map(|tile| share(m, tiles, tile)) {
+        let source = &packed[rows.start * k..rows.end * k];
+        join_rows(Isa::detect(), source, rows.len(), &mut words[rows.start * steps..rows.end * steps]);
+    }
+    words
+}
+
+/// The packed form of B for bf16 products: words of two successive k. It has the elements of a matrix of half as many rows.
+pub fn pack_b_words(isa: Isa, k: usize, n: usize, b: MatrixB) -> Vec<f32> {
+    let packed = pack_b(isa, k, n, b);
+    let (width, steps) = (tile_shape(isa).cols, Arithmetic::Bf16.steps(k));
+    let mut words = vec![0.0; packed_b_len(isa, steps, n)];
+    let panels = packed.chunks_exact((width * k).max(1)).zip(words.chunks_exact_mut((width * steps).max(1)));
+    for (source, target) in panels {
+        join_rows(Isa::detect(), source, width, target);
+    }
+    words
 }
 
 /// How many elements the packed form of a k × n matrix B has.

@@ -284,3 +284,47 @@ fn a_packed_right_matrix_and_left_columns_in_place_give_the_same_bits() {
         }
     }
 }
+
+#[test]
+fn bf16_products_round_their_operands_and_nothing_else() {
+    use crate::float16::{bf16_to_f32, f32_to_bf16};
+    for (m, n, k) in [(1, 1, 1), (5, 21, 3), (29, 70, 300), (3, 33, 511), (40, 16, 64), (2, 16, 0)] {
+        let mut lcg = Lcg::new(1 + k as u64);
+        let (a, b) = (lcg.floats(m * k), lcg.floats(k * n));
+        let rounded = |values: &[f32]| values.iter().map(|x| bf16_to_f32(f32_to_bf16(*x))).collect::<Vec<_>>();
+        let expected = reference(m, n, k, &rounded(&a), &rounded(&b));
+        let bias = lcg.floats(n);
+        let mut first: Option<(Isa, Vec<f32>)> = None;
+        for threads in [1, 2] {
+            let pool = ThreadPool::new(threads);
+            for isa in supported() {
+                let exec = Exec::new(isa, &pool).unwrap();
+                let (left, plain) = (MatrixA::Rows { data: &a, stride: k }, MatrixB::Rows { data: &b, stride: n });
+                let (packed_a, packed_b) = (pack_a_words(isa, m, k, left), pack_b_words(isa, k, n, plain));
+                for (left, right) in [
+                    (left, MatrixB::Packed(&packed_b)),
+                    (MatrixA::Packed(&packed_a), plain),
+                    (MatrixA::Packed(&packed_a), MatrixB::Packed(&packed_b)),
+                ] {
+                    let arithmetic = Arithmetic::Bf16;
+                    let (packs_a, packs_b) = (left.packing(), right.packing());
+                    let len = gemm_scratch_len_in(arithmetic, isa, threads, [m, n, k], packs_a, packs_b);
+                    let mut c = vec![f32::NAN; m * n];
+                    let epilogue = Epilogue { bias: Bias::Columns(&bias), ..Epilogue::default() };
+                    let mut scratch = vec![f32::NAN; len];
+                    gemm_in(arithmetic, exec, [m, n, k], left, right, &mut c, n, &epilogue, &mut scratch);
+                    let without_bias: Vec<f32> = c.iter().enumerate().map(|(at, c)| c - bias[at % n]).collect();
+                    for (at, (c, (value, tolerance))) in without_bias.iter().zip(&expected).enumerate() {
+                        let error = (f64::from(*c) - value).abs();
+                        assert!(error <= tolerance + 1e-6, "{isa:?} {m}×{n}×{k} at {at}: {c} for {value}");
+                    }
+                    match &first {
+                        Some((other, same)) if *other == isa => assert_eq!(&c, same, "bits of {isa:?}"),
+                        _ => first = Some((isa, c)),
+                    }
+                }
+            }
+            first = None;
+        }
+    }
+}

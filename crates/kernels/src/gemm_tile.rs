@@ -84,6 +84,7 @@ pub(crate) struct TileCall {
 /// machine has the instruction set it was chosen for.
 pub(crate) type TileKernel = unsafe fn(&TileCall);
 
+/// The instance of a kernel for a number of rows.
 macro_rules! by_rows {
     ($rows:expr, $kernel:ident, [$($row:literal),*]) => {
         match $rows {
@@ -92,6 +93,8 @@ macro_rules! by_rows {
         }
     };
 }
+
+pub(crate) use by_rows;
 
 /// The kernel for tiles of this many rows, at least one and at most `rows_max`.
 pub(crate) fn tile_kernel(isa: Isa, rows: usize) -> TileKernel {
@@ -113,7 +116,7 @@ pub(crate) fn tile_kernel(isa: Isa, rows: usize) -> TileKernel {
 /// # Safety
 /// The pointers of `call` must cover `sums.len()` rows.
 #[inline(always)]
-unsafe fn store_each<F: MulAdd, const COLS: usize>(call: &TileCall, sums: &[[f32; COLS]]) {
+pub(crate) unsafe fn store_each<F: MulAdd, const COLS: usize>(call: &TileCall, sums: &[[f32; COLS]]) {
     for (row, sums) in sums.iter().enumerate() {
         for (column, sum) in sums.iter().enumerate().take(call.cols) {
             let at = row * call.c_stride + column;
@@ -168,7 +171,7 @@ use x86::{tile_avx2, tile_avx512};
 
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::needless_range_loop, reason = "loops over plain indices are unrolled, which keeps sums in registers")]
-mod x86 {
+pub(crate) mod x86 {
     use super::{Finish, TileCall, store_each};
     use crate::simd::Fused;
     use std::arch::x86_64::*;
@@ -298,6 +301,20 @@ mod x86 {
                 b = b.wrapping_add(call.b_stride);
             }
         }
+        // SAFETY: passed on from the caller.
+        unsafe { finish_avx512(call, &sums, &singles) };
+    }
+
+    /// Stores the sums of a tile of `VECTORS` times 16 columns and `SINGLES` more.
+    ///
+    /// # Safety
+    /// The pointers of `call` must cover the tile, and the caller must enable AVX-512.
+    #[inline(always)]
+    pub(crate) unsafe fn finish_avx512<const ROWS: usize, const VECTORS: usize, const SINGLES: usize>(
+        call: &TileCall,
+        sums: &[[__m512; VECTORS]; ROWS],
+        singles: &[__m512; SINGLES],
+    ) {
         if SINGLES == 0 && call.finish.is_none() && call.is_first && call.cols == 16 * VECTORS {
             for row in 0..ROWS {
                 for vector in 0..VECTORS {
@@ -313,12 +330,12 @@ mod x86 {
             // SAFETY: all columns of every row are inside the tile, which the pointers cover.
             return unsafe {
                 match (call.is_first, has_residual, finish.light.is_swish()) {
-                    (true, false, false) => store_rows::<ROWS, VECTORS, true, false, false>(call, finish, &sums),
-                    (true, false, true) => store_rows::<ROWS, VECTORS, true, false, true>(call, finish, &sums),
-                    (true, true, _) => store_rows::<ROWS, VECTORS, true, true, false>(call, finish, &sums),
-                    (false, false, false) => store_rows::<ROWS, VECTORS, false, false, false>(call, finish, &sums),
-                    (false, false, true) => store_rows::<ROWS, VECTORS, false, false, true>(call, finish, &sums),
-                    (false, true, _) => store_rows::<ROWS, VECTORS, false, true, false>(call, finish, &sums),
+                    (true, false, false) => store_rows::<ROWS, VECTORS, true, false, false>(call, finish, sums),
+                    (true, false, true) => store_rows::<ROWS, VECTORS, true, false, true>(call, finish, sums),
+                    (true, true, _) => store_rows::<ROWS, VECTORS, true, true, false>(call, finish, sums),
+                    (false, false, false) => store_rows::<ROWS, VECTORS, false, false, false>(call, finish, sums),
+                    (false, false, true) => store_rows::<ROWS, VECTORS, false, false, true>(call, finish, sums),
+                    (false, true, _) => store_rows::<ROWS, VECTORS, false, true, false>(call, finish, sums),
                 }
             };
         }

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub mod arena;
+pub mod arithmetic;
 pub mod attention;
 pub mod conv;
 mod conv_depthwise;
@@ -28,6 +29,7 @@ pub mod gemm_int;
 mod gemm_int_tile;
 mod gemm_pack;
 mod gemm_tile;
+pub mod gemm_tile_words;
 pub mod isa;
 pub mod math;
 pub mod norm;

@@ -151,6 +151,8 @@ fn conv_name(tactic: ConvTactic, shape: &ConvShape) -> &'static str {
         ConvTactic::Winograd2 => "conv.winograd2",
         ConvTactic::Winograd4 => "conv.winograd4",
         ConvTactic::WinogradLine => "conv.winograd_line",
+        ConvTactic::ProductBf16 if shape.filter_height == 1 && shape.filter_width == 1 => "conv.1x1.bf16",
+        ConvTactic::ProductBf16 => "conv.bf16",
         ConvTactic::Product if shape.filter_height == 1 && shape.filter_width == 1 => "conv.1x1",
         ConvTactic::Product => "conv",
     }
