@@ -2,10 +2,12 @@
 //! analyses that need no target. Knows no file format and no target.
 #![forbid(unsafe_code)]
 
+pub mod absorb_pads;
 pub mod batch_axis;
 pub mod cut_segments;
 pub mod fold_constants;
 pub mod fold_conv_1x1;
+pub mod fold_factors;
 pub mod fold_scales;
 pub mod fuse_attention;
 pub mod fuse_epilogues;
@@ -21,6 +23,8 @@ pub mod recognise_activations;
 pub mod recognise_norms;
 pub mod remove_identities;
 pub mod resolve_dims;
+pub mod simplify_algebra;
+pub mod simplify_concats;
 pub mod strided_view;
 
 pub use batch_axis::{Grade, OutputRule, PadVerdict, explain, pad_verdict};

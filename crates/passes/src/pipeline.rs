@@ -7,9 +7,9 @@ use thiserror::Error;
 
 use crate::log::{Log, PassReport};
 use crate::{
-    fold_constants, fold_conv_1x1, fold_scales, fuse_attention, fuse_epilogues, fuse_horizontal, fuse_pointwise,
-    hoist_scales, merge_equal, merge_transposes, recognise_activations, recognise_norms, remove_identities,
-    resolve_dims,
+    absorb_pads, fold_constants, fold_conv_1x1, fold_factors, fold_scales, fuse_attention, fuse_epilogues,
+    fuse_horizontal, fuse_pointwise, hoist_scales, merge_equal, merge_transposes, recognise_activations,
+    recognise_norms, remove_identities, resolve_dims, simplify_algebra, simplify_concats,
 };
 
 /// One Graph-to-Graph step that keeps the meaning.
@@ -57,6 +57,8 @@ pub const CANONICAL: &[Pass] = &[
     resolve_dims::PASS,
     fold_constants::PASS,
     remove_identities::PASS,
+    simplify_algebra::PASS,
+    simplify_concats::PASS,
     // After folding, which makes equal constants out of unequal computations.
     merge_equal::PASS,
 ];
@@ -66,12 +68,15 @@ pub const FUSED: &[Pass] = &[
     // Before transposes merge: a scale may stand between one and its matmul.
     hoist_scales::PASS,
     merge_transposes::PASS,
+    absorb_pads::PASS,
     // Before epilogues are fused: a scale in the weights needs no epilogue.
     fold_scales::PASS,
     // After the scales, which are the biases between two convolutions; before epilogues, which would part them.
     fold_conv_1x1::PASS,
     recognise_activations::PASS,
     recognise_norms::PASS,
+    // After activations and norms, whose factors are part of their pattern.
+    fold_factors::PASS,
     // Folding the scales made new constants.
     fold_constants::PASS,
     remove_identities::PASS,
