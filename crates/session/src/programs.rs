@@ -16,6 +16,7 @@ use crate::cover::CoverTable;
 use crate::error::SessionError;
 use crate::ladders::Ladders;
 use crate::report::Origin;
+use crate::slots::Slots;
 
 /// Bindings that are kept for all contexts; beyond this the set is dropped and begun again.
 const BINDINGS_KEPT: usize = 4096;
@@ -81,6 +82,7 @@ pub(crate) struct Programs {
     epoch: AtomicU64,
     clock: AtomicU64,
     flights: Mutex<HashMap<Bucket, Arc<Flight>>>,
+    /// More than compile at once: those that wait for the disk leave the cores to others.
     slots: Slots,
     exact_max: usize,
 }
@@ -118,7 +120,7 @@ impl Programs {
             epoch: AtomicU64::new(0),
             clock: AtomicU64::new(0),
             flights: Mutex::default(),
-            slots: Slots { free: Mutex::new(jobs.max(1)), freed: Condvar::new() },
+            slots: Slots::new(2 * jobs),
             exact_max,
         }
     }
@@ -292,31 +294,5 @@ impl Drop for Landing {
         let mut result = self.flight.result.lock().unwrap_or_else(PoisonError::into_inner);
         result.get_or_insert_with(|| Err(SessionError::Thread(format!("the compile of {} panicked", self.bucket))));
         self.flight.landed.notify_all();
-    }
-}
-
-/// How many Programs may be on their way at once.
-struct Slots {
-    free: Mutex<usize>,
-    freed: Condvar,
-}
-
-struct TakenSlot<'a>(&'a Slots);
-
-impl Slots {
-    fn take(&self) -> TakenSlot<'_> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        while *free == 0 {
-            free = self.freed.wait(free).unwrap_or_else(PoisonError::into_inner);
-        }
-        *free -= 1;
-        TakenSlot(self)
-    }
-}
-
-impl Drop for TakenSlot<'_> {
-    fn drop(&mut self) {
-        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        self.0.freed.notify_one();
     }
 }
