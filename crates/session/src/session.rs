@@ -224,9 +224,13 @@ impl Inner {
     }
 
     pub(crate) fn run(&self, inputs: &[Tensor]) -> Result<(Vec<Tensor>, RunReport), SessionError> {
-        let aligned: Vec<Tensor> = inputs.iter().map(Tensor::aligned).collect();
-        let arguments: Vec<Argument<'_>> = aligned.iter().map(Argument::from).collect();
-        let answer = self.run_owned(&arguments);
+        let arguments: Vec<Argument<'_>> = inputs.iter().map(Argument::from).collect();
+        let answer = if is_aligned(&arguments) {
+            self.run_owned(&arguments)
+        } else {
+            let aligned: Vec<Tensor> = inputs.iter().map(Tensor::aligned).collect();
+            self.run_owned(&aligned.iter().map(Argument::from).collect::<Vec<Argument<'_>>>())
+        };
         match &answer {
             Ok((_, report)) => self.count(report),
             Err(_) => self.counters.count_error(),
