@@ -19,7 +19,7 @@ fn fill(cache: &ProgramCache, model: &str, batches: std::ops::Range<i64>) {
 }
 
 /// Bytes of a constant that has a file of its own.
-const LARGE: usize = 100_000;
+const LARGE: usize = 300_000;
 
 fn fill_with(cache: &ProgramCache, model: &str, batch: i64, bytes: usize) {
     let tensor = constant(batch as u8, bytes);

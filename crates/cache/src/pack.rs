@@ -16,7 +16,7 @@ const INDEX_AT: usize = 8 + 4 + 8;
 /// Elements begin at multiples of this, which is enough for every type and instruction.
 const ALIGN: usize = 64;
 /// Larger constants have files of their own, which models share.
-pub(crate) const PACKED_BYTES_MAX: u64 = 64 << 10;
+pub(crate) const PACKED_BYTES_MAX: u64 = 256 << 10;
 
 /// What the index says of one constant.
 #[derive(Debug, Serialize, Deserialize)]

@@ -20,6 +20,9 @@ use crate::slots::Slots;
 
 /// Bindings that are kept for all contexts; beyond this the set is dropped and begun again.
 const BINDINGS_KEPT: usize = 4096;
+/// Programs that may be on their way at once where fewer may compile at once: the others are loaded, or wait for the
+/// disk, and leave the cores to those that compile.
+const ON_THEIR_WAY: usize = 8;
 /// How long an error is remembered before the Bucket is tried again; doubled each time.
 const RETRY_FIRST: Duration = Duration::from_secs(30);
 
@@ -82,7 +85,6 @@ pub(crate) struct Programs {
     epoch: AtomicU64,
     clock: AtomicU64,
     flights: Mutex<HashMap<Bucket, Arc<Flight>>>,
-    /// More than compile at once: those that wait for the disk leave the cores to others.
     slots: Slots,
     exact_max: usize,
 }
@@ -120,7 +122,7 @@ impl Programs {
             epoch: AtomicU64::new(0),
             clock: AtomicU64::new(0),
             flights: Mutex::default(),
-            slots: Slots::new(2 * jobs),
+            slots: Slots::new(jobs.max(ON_THEIR_WAY)),
             exact_max,
         }
     }
