@@ -14,7 +14,7 @@ use crate::sign::{SIGNATURE_BYTES, Signing};
 /// First bytes of an artifact.
 pub const MAGIC: [u8; 8] = *b"PRECASTP";
 /// Changes with every change of the layout; there is no migration.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 const DIGEST_BYTES: usize = 32;
 /// Magic, format, length of the Manifest and its digest.
 const HEADER_BYTES: usize = 8 + 4 + 8 + DIGEST_BYTES;

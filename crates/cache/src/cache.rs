@@ -340,18 +340,20 @@ fn open_root(options: &CacheOptions, layout: &Layout) -> Result<Opened, CacheErr
             return Ok(Opened { mode: Mode::Off, is_shared });
         }
     }
+    let mut found = None;
     match layout.version(disk) {
         Ok(Some(version)) if version > LAYOUT => {
             (options.events)(&Event::NewerLayout { version });
             let mode = if options.mode == Mode::LookupOnly { Mode::LookupOnly } else { Mode::ReadOnly };
             return Ok(Opened { mode, is_shared });
         }
-        Ok(_) => {}
+        Ok(version) => found = version,
         Err(CacheError::Disk(error)) => report(&error),
         Err(other) => return Err(other),
     }
     if options.mode.writes() {
-        let prepared = layout.create(disk).and_then(|()| publish::sweep(disk, layout, options.orphan_age).map(drop));
+        let prepared =
+            layout.create(disk, found).and_then(|()| publish::sweep(disk, layout, options.orphan_age).map(drop));
         prepared.unwrap_or_else(|error| report(&error));
     }
     Ok(Opened { mode: options.mode, is_shared })

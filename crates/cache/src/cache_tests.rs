@@ -352,7 +352,7 @@ fn a_new_root_is_private_and_has_its_marks() {
     let root = dir.path().join("a/root");
     open(&root);
     assert_eq!(std::fs::metadata(&root).unwrap().permissions().mode() & 0o777, 0o700);
-    assert_eq!(std::fs::read_to_string(root.join("FORMAT")).unwrap(), "precast cache layout 1\n");
+    assert_eq!(std::fs::read_to_string(root.join("FORMAT")).unwrap(), "precast cache layout 2\n");
     assert!(std::fs::read_to_string(root.join("CACHEDIR.TAG")).unwrap().starts_with("Signature: 8a477f597d28d172"));
 }
 
@@ -360,12 +360,22 @@ fn a_new_root_is_private_and_has_its_marks() {
 fn a_newer_layout_is_only_read_and_a_strange_one_refused() {
     let dir = tempfile::tempdir().unwrap();
     get(&open(dir.path()), "m", 4);
-    std::fs::write(dir.path().join("FORMAT"), "precast cache layout 2\n").unwrap();
+    std::fs::write(dir.path().join("FORMAT"), "precast cache layout 3\n").unwrap();
     let cache = open(dir.path());
     assert_eq!(cache.mode(), Mode::ReadOnly);
     assert_eq!(get(&cache, "m", 4).origin, Origin::Disk);
     std::fs::write(dir.path().join("FORMAT"), "something else").unwrap();
     assert!(matches!(ProgramCache::open(CacheOptions::new(dir.path())), Err(CacheError::Layout { .. })));
+}
+
+#[test]
+fn an_older_layout_becomes_this_one() {
+    let dir = tempfile::tempdir().unwrap();
+    get(&open(dir.path()), "m", 4);
+    std::fs::write(dir.path().join("FORMAT"), "precast cache layout 1\n").unwrap();
+    let cache = open(dir.path());
+    assert_eq!(cache.mode(), Mode::ReadWrite);
+    assert_eq!(std::fs::read_to_string(dir.path().join("FORMAT")).unwrap(), "precast cache layout 2\n");
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 use precast_tensor::Digest;
 
 use crate::cache::ProgramCache;
-use crate::disk::{DiskError, LockKind};
-use crate::layout::WEIGHT_ENDING;
+use crate::disk::{DiskError, LockKind, Stat};
+use crate::layout::{Layout, WEIGHT_ENDING};
 use crate::lock;
 use crate::manage::Entry;
 use crate::miss::CacheError;
@@ -95,16 +95,23 @@ impl ProgramCache {
         let mut entries = self.ls()?;
         let mut names = names_by_constant(&entries);
         let weights: BTreeMap<Digest, (u64, SystemTime)> = self.weight_files()?;
+        let mut packs = self.pack_files()?;
         // Constants that nobody named when this began go by age alone.
         // An artifact that cannot be read may name any of them; then none is called unnamed.
         let is_every_program_read = self.program_files()?.len() == entries.len();
         let now = SystemTime::now();
+        let is_old = |modified| now.duration_since(modified).is_ok_and(|age| age >= UNNAMED_AGE);
         for (digest, (bytes, modified)) in &weights {
-            let is_old = now.duration_since(*modified).is_ok_and(|age| age >= UNNAMED_AGE);
-            if is_old && !names.contains_key(digest) && is_every_program_read {
+            if is_old(*modified) && !names.contains_key(digest) && is_every_program_read {
                 sweep.remove_weight(digest, *bytes)?;
             }
         }
+        for pack in &packs {
+            if is_old(pack.modified) && !pack.is_named(&names) && is_every_program_read {
+                sweep.remove_pack(pack)?;
+            }
+        }
+        packs.retain(|pack| pack.is_named(&names));
         if before_bytes <= options.max_bytes {
             return self.finish(sweep);
         }
@@ -123,6 +130,10 @@ impl ProgramCache {
                 if let (0, Some((bytes, _))) = (*count, weights.get(digest)) {
                     sweep.remove_weight(digest, *bytes)?;
                 }
+            }
+            // A pack goes with the last Program that names any of its constants.
+            for pack in packs.extract_if(.., |pack| !pack.is_named(&names)) {
+                sweep.remove_pack(&pack)?;
             }
         }
         self.finish(sweep)
@@ -156,6 +167,16 @@ impl ProgramCache {
         Ok(known.collect())
     }
 
+    pub(crate) fn pack_files(&self) -> Result<Vec<PackFile>, DiskError> {
+        let files = self.sharded("weights")?.into_iter();
+        let known = files.filter_map(|Stat { name, bytes, modified, .. }| {
+            let (weights, name) = Layout::pack_of(&name)?;
+            let constants = self.weights.list_pack(name, &self.layout.pack(&weights, &name));
+            Some(PackFile { weights, name, bytes, modified, constants })
+        });
+        Ok(known.collect())
+    }
+
     /// Removes lock files that nobody holds. Each is removed while held, and only if its name is still its own.
     fn remove_free_locks(&self) -> Result<(), CacheError> {
         let disk = &*self.options.disk;
@@ -169,6 +190,25 @@ impl ProgramCache {
             }
         }
         Ok(())
+    }
+}
+
+/// A pack of small constants on disk.
+pub(crate) struct PackFile {
+    /// Digest of the weights of its model.
+    pub(crate) weights: Digest,
+    pub(crate) name: Digest,
+    /// Its constants and their sizes; none where it cannot be read.
+    pub(crate) constants: Vec<(Digest, u64)>,
+    bytes: u64,
+    modified: SystemTime,
+}
+
+impl PackFile {
+    /// Whether a Program names any of its constants. One that cannot be read may hold any.
+    fn is_named(&self, names: &BTreeMap<Digest, usize>) -> bool {
+        let is_named = |digest: &Digest| names.get(digest).is_some_and(|&count| count > 0);
+        self.constants.is_empty() || self.constants.iter().any(|(digest, _)| is_named(digest))
     }
 }
 
@@ -195,6 +235,10 @@ impl Sweep<'_> {
 
     fn remove_weight(&mut self, digest: &Digest, bytes: u64) -> Result<(), DiskError> {
         self.remove(self.cache.layout.weight(digest), bytes, Reason::Unnamed)
+    }
+
+    fn remove_pack(&mut self, pack: &PackFile) -> Result<(), DiskError> {
+        self.remove(self.cache.layout.pack(&pack.weights, &pack.name), pack.bytes, Reason::Unnamed)
     }
 
     fn remove(&mut self, path: PathBuf, bytes: u64, reason: Reason) -> Result<(), DiskError> {

@@ -8,9 +8,10 @@ use precast_tensor::Digest;
 use crate::disk::{Disk, DiskError};
 use crate::key::ProgramKey;
 use crate::miss::CacheError;
+use crate::publish::{self, Existing};
 
 /// Version of the layout.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 const FORMAT_PREFIX: &str = "precast cache layout ";
 /// The signature that backup tools look for (bford.info/cachedir).
 const CACHEDIR_TAG: &str =
@@ -19,6 +20,8 @@ const CACHEDIR_TAG: &str =
 pub const PROGRAM_ENDING: &str = ".pcp";
 /// Ending of a constant.
 pub const WEIGHT_ENDING: &str = ".pcw";
+/// Ending of a pack of small constants.
+pub const PACK_ENDING: &str = ".pck";
 
 /// Paths below a root.
 #[derive(Clone, Debug)]
@@ -59,6 +62,27 @@ impl Layout {
         self.root.join(Layout::weight_name(digest))
     }
 
+    /// Where the packs of a model lie, by the digest of its weights; others may lie there too.
+    pub fn packs_dir(&self, weights: &Digest) -> PathBuf {
+        self.root.join("weights").join(&weights.to_string()[..2])
+    }
+
+    /// A pack of a model's small constants.
+    pub fn pack(&self, weights: &Digest, name: &Digest) -> PathBuf {
+        self.packs_dir(weights).join(format!("{weights}-{name}{PACK_ENDING}"))
+    }
+
+    /// The digest of the weights and the name of the pack in the name of a file.
+    pub fn pack_of(file_name: &str) -> Option<(Digest, Digest)> {
+        let (weights, name) = file_name.strip_suffix(PACK_ENDING)?.split_once('-')?;
+        Some((weights.parse().ok()?, name.parse().ok()?))
+    }
+
+    /// The lock of those who write packs of a model.
+    pub fn pack_lock(&self, weights: &Digest) -> PathBuf {
+        self.root.join("locks").join(format!("pack-{weights}.lock"))
+    }
+
     /// The lock of a compile.
     pub fn lock(&self, key: &ProgramKey) -> PathBuf {
         self.root.join("locks").join(format!("{key}.lock"))
@@ -89,15 +113,19 @@ impl Layout {
         self.root.join(name)
     }
 
-    /// Makes the directories and files that a writer needs.
-    pub(crate) fn create(&self, disk: &dyn Disk) -> Result<(), DiskError> {
+    /// Makes the directories and files that a writer needs, where a root of this version was found.
+    pub(crate) fn create(&self, disk: &dyn Disk, version: Option<u32>) -> Result<(), DiskError> {
         for dir in ["programs", "weights", "locks", "tmp", "quarantine", "index/use", "index/lineage", "index/pin"] {
             disk.make_dir(&self.root.join(dir))?;
         }
-        for (name, text) in [("FORMAT", format!("{FORMAT_PREFIX}{LAYOUT}\n")), ("CACHEDIR.TAG", CACHEDIR_TAG.into())] {
+        // An older layout becomes this one: its entries are missed and in time evicted.
+        let is_older = version.is_some_and(|version| version < LAYOUT);
+        let format = format!("{FORMAT_PREFIX}{LAYOUT}\n");
+        for (name, text, is_old) in [("FORMAT", &format[..], is_older), ("CACHEDIR.TAG", CACHEDIR_TAG, false)] {
             let path = self.root.join(name);
-            if disk.stat(&path).is_err() {
-                crate::publish::publish(disk, self, &path, &[text.as_bytes()], crate::publish::Existing::Keeps)?;
+            let existing = if is_old { Existing::Yields } else { Existing::Keeps };
+            if is_old || disk.stat(&path).is_err() {
+                publish::publish(disk, self, &path, &[text.as_bytes()], existing)?;
             }
         }
         Ok(())

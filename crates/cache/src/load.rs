@@ -13,6 +13,7 @@ use crate::disk;
 use crate::layout::Layout;
 use crate::miss::{Event, Miss};
 use crate::publish;
+use crate::shelf::Shelf;
 
 impl ProgramCache {
     /// The Program from disk into memory.
@@ -26,7 +27,7 @@ impl ProgramCache {
                 return Err(miss);
             }
         };
-        self.load_constants(&manifest)?;
+        self.load_constants(wanted, &manifest)?;
         self.touch(&wanted.key);
         Ok(self.memory.keep(wanted, Arc::new(program)))
     }
@@ -47,9 +48,10 @@ impl ProgramCache {
     }
 
     /// Loads and verifies the constants that an artifact names.
-    fn load_constants(&self, manifest: &Manifest) -> Result<(), Miss> {
+    fn load_constants(&self, wanted: &Wanted, manifest: &Manifest) -> Result<(), Miss> {
+        let mut shelf = Shelf::new(&self.weights, wanted.record.weights);
         for constant in &manifest.constants {
-            let tensor = self.weights.load(&constant.digest())?;
+            let tensor = shelf.load(&constant.digest())?;
             let bytes = tensor.as_bytes().len() as u64;
             if bytes != constant.bytes {
                 let section = format!("constant {}", constant.digest());

@@ -1,7 +1,7 @@
 //! Questions about a whole cache: what is there, how large, what differs, what is damaged. Behind the commands
 //! `precast cache ls|show|why|diff|verify|pin`.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use precast_program::Program;
@@ -14,6 +14,7 @@ use crate::gc::names_by_constant;
 use crate::key::{FieldDiff, KeyRecord, ProgramKey};
 use crate::layout::{PROGRAM_ENDING, WEIGHT_ENDING};
 use crate::miss::{CacheError, Miss, Nearest};
+use crate::shelf::Shelf;
 
 /// One Program on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +42,7 @@ pub struct Entry {
 pub struct ConstantEntry {
     /// Digest of element type, shape and bytes.
     pub digest: Digest,
-    /// Size of its file.
+    /// Size of its file, or of its elements where it lies in a pack.
     pub bytes: u64,
     /// Programs that name it.
     pub programs: usize,
@@ -121,12 +122,15 @@ impl ProgramCache {
     /// Constants on disk, by digest, and how many Programs name each.
     pub fn ls_constants(&self) -> Result<Vec<ConstantEntry>, CacheError> {
         let names = names_by_constant(&self.ls()?);
-        let entry = |(digest, (bytes, _))| ConstantEntry {
+        let entry = |(digest, bytes)| ConstantEntry {
             digest,
             bytes,
             programs: names.get(&digest).copied().unwrap_or_default(),
         };
-        Ok(self.weight_files()?.into_iter().map(entry).collect())
+        let mut files: BTreeMap<Digest, u64> =
+            self.weight_files()?.into_iter().map(|(digest, (bytes, _))| (digest, bytes)).collect();
+        files.extend(self.pack_files()?.into_iter().flat_map(|pack| pack.constants));
+        Ok(files.into_iter().map(entry).collect())
     }
 
     /// The Program whose key starts with these hex digits.
@@ -172,6 +176,17 @@ impl ProgramCache {
             verification.weights += 1;
             if let Err(miss) = self.weights.read(&digest) {
                 verification.problems.push(Problem { name: format!("weights/{}", file.name), miss });
+            }
+        }
+        for file in self.pack_files()? {
+            let path = self.layout.pack(&file.weights, &file.name);
+            match self.weights.verify_pack(file.name, &path) {
+                Ok(count) => verification.weights += count,
+                Err(miss) => {
+                    verification.weights += 1;
+                    let name = path.file_name().unwrap_or_default().display();
+                    verification.problems.push(Problem { name: format!("weights/{name}"), miss });
+                }
             }
         }
         Ok(verification)
@@ -265,10 +280,8 @@ impl ProgramCache {
         let opened = artifact::open(&bytes)?;
         opened.check_signature(&self.options.sign)?;
         opened.program()?;
-        for digest in entry.constants.iter().collect::<BTreeSet<_>>() {
-            self.options.disk.stat(&self.layout.weight(digest))?;
-        }
-        Ok(())
+        let mut shelf = Shelf::new(&self.weights, entry.record.weights);
+        opened.manifest.constants.iter().try_for_each(|constant| shelf.find(&constant.digest(), constant.bytes))
     }
 
     fn one_file(&self, prefix: &str) -> Result<Stat, CacheError> {

@@ -18,6 +18,9 @@ fn fill(cache: &ProgramCache, model: &str, batches: std::ops::Range<i64>) {
     }
 }
 
+/// Bytes of a constant that has a file of its own.
+const LARGE: usize = 300_000;
+
 fn fill_with(cache: &ProgramCache, model: &str, batch: i64, bytes: usize) {
     let tensor = constant(batch as u8, bytes);
     let got: Result<Fetched, GetError<Infallible>> =
@@ -36,7 +39,9 @@ fn the_list_shows_what_is_there() {
     assert_eq!((entries[0].weights_bytes, entries[0].is_pinned), (1000, false));
     assert!(entries[0].last_use.is_some() && entries[0].compile_time.is_some());
     let usage = cache.bytes().unwrap();
-    assert_eq!((usage.programs, usage.weights), (entries[0].program_bytes, 1000 + 4096));
+    let files = files_below(&dir.path().join("weights"));
+    let weights = files.iter().map(|file| std::fs::metadata(file).unwrap().len()).sum();
+    assert_eq!((usage.programs, usage.weights), (entries[0].program_bytes, weights));
     let details = cache.show(&entries[0].key.to_string()[..10]).unwrap();
     assert_eq!(details.program.graph, "m 1");
     assert!(matches!(cache.show("zz"), Err(CacheError::NotOneEntry { found: 0, .. })));
@@ -64,21 +69,43 @@ fn verify_finds_damage_and_missing_constants() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(dir.path());
     fill(&cache, "m", 1..3);
-    fill_with(&cache, "w", 1, 100);
-    fill_with(&cache, "w", 2, 100);
+    fill_with(&cache, "w", 1, LARGE);
+    fill_with(&cache, "w", 2, LARGE);
     assert_eq!(cache.verify().unwrap(), Verification { programs: 4, weights: 2, problems: vec![] });
     std::fs::write(cache.layout.program(&record("m", 1).key()), b"rot").unwrap();
-    let weight = cache.layout.weight(&constant(1, 100).digest());
+    let weight = cache.layout.weight(&constant(1, LARGE).digest());
     let mut bytes = std::fs::read(&weight).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&weight, bytes).unwrap();
-    std::fs::remove_file(cache.layout.weight(&constant(2, 100).digest())).unwrap();
+    std::fs::remove_file(cache.layout.weight(&constant(2, LARGE).digest())).unwrap();
     let classes = |found: &Verification| -> Vec<&str> { found.problems.iter().map(|it| it.miss.class()).collect() };
     let mut first = classes(&cache.verify().unwrap());
     first.sort_unstable();
     assert_eq!(first, ["absent", "corrupt", "corrupt"]);
     assert_eq!(files_below(&dir.path().join("quarantine")).len(), 2);
     assert_eq!(classes(&cache.verify().unwrap()), ["absent", "absent"]);
+}
+
+#[test]
+fn verify_finds_damage_in_packs() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path());
+    fill_with(&cache, "w", 1, 100);
+    fill_with(&cache, "w", 2, 100);
+    assert_eq!(cache.verify().unwrap(), Verification { programs: 2, weights: 2, problems: vec![] });
+    let constants = cache.ls_constants().unwrap();
+    assert_eq!(constants.iter().map(|it| (it.bytes, it.programs)).collect::<Vec<_>>(), [(100, 1), (100, 1)]);
+    let pack = files_below(&dir.path().join("weights")).pop().unwrap();
+    let mut bytes = std::fs::read(&pack).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&pack, bytes).unwrap();
+    let found = cache.verify().unwrap();
+    assert_eq!(found.problems.iter().map(|it| it.miss.class()).collect::<Vec<_>>(), ["corrupt"]);
+    assert_eq!(files_below(&dir.path().join("quarantine")).len(), 1);
+    assert_eq!(cache.verify().unwrap().problems.len(), 1, "a Program misses its constant");
+    fill_with(&open(dir.path()), "w", 1, 100);
+    fill_with(&open(dir.path()), "w", 2, 100);
+    assert_eq!(cache.verify().unwrap().problems, []);
 }
 
 #[test]

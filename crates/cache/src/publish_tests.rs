@@ -16,7 +16,7 @@ struct Fixture {
 fn fixture() -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     let layout = Layout::new(dir.path());
-    layout.create(&RealDisk).unwrap();
+    layout.create(&RealDisk, None).unwrap();
     Fixture { dir, layout }
 }
 

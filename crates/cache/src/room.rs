@@ -1,7 +1,7 @@
 //! Publishing within bounds: weights before the Program that names them, eviction when the root outgrows `max_bytes`,
 //! and a pause when the disk is full (spec C19, C20).
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use crate::lock;
 use crate::miss::{CacheError, Event, Miss};
 use crate::options::Mode;
 use crate::publish::{self, Existing, Published};
+use crate::shelf::Shelf;
 
 /// How long publishing pauses when the disk stays full.
 const FULL_PAUSE: Duration = Duration::from_secs(60);
@@ -63,7 +64,8 @@ impl Room {
 struct Parcel<'a> {
     wanted: &'a Wanted,
     bytes: &'a [u8],
-    constants: BTreeSet<Digest>,
+    /// Sizes of constants, by digest.
+    constants: BTreeMap<Digest, u64>,
 }
 
 impl ProgramCache {
@@ -103,7 +105,7 @@ impl ProgramCache {
             return None;
         }
         let manifest = artifact::open(bytes).ok()?.manifest;
-        let constants = manifest.constants.iter().map(|constant| constant.digest()).collect();
+        let constants = manifest.constants.iter().map(|constant| (constant.digest(), constant.bytes)).collect();
         let parcel = Parcel { wanted, bytes, constants };
         let mut published = self.try_publish(&parcel);
         if let Err(error) = &published
@@ -163,10 +165,8 @@ impl ProgramCache {
                 None
             }
         };
-        let mut added = 0;
-        for digest in &parcel.constants {
-            added += self.weights.publish(digest)?;
-        }
+        let mut shelf = Shelf::new(&self.weights, parcel.wanted.record.weights);
+        let mut added = shelf.publish(&parcel.constants)?;
         let existing = if self.mode == Mode::Refresh { Existing::Yields } else { Existing::Keeps };
         let path = self.layout.program(&parcel.wanted.key);
         let published = publish::publish(disk, &self.layout, &path, &[parcel.bytes], existing)?;

@@ -19,6 +19,8 @@ use crate::miss::{CacheError, Event, Miss};
 use crate::options::{CacheOptions, Mode};
 use crate::publish::{self, Existing};
 use crate::remote::{Remote, RemoteError};
+use crate::shelf::Shelf;
+use crate::weights::{self, WeightStore};
 
 /// Largest artifact that is fetched. Weights are not inside, so real ones are far below.
 const ARTIFACT_BYTES_MAX: u64 = 1 << 30;
@@ -63,17 +65,18 @@ impl ProgramCache {
         let got = remote.get(&Layout::program_name(&wanted.key), ARTIFACT_BYTES_MAX);
         let (bytes, _) = got.map_err(|error| error.miss("get"))?;
         let (manifest, program) = self.verify_artifact(&bytes, wanted)?;
-        self.fetch_weights(remote, &manifest)?;
+        self.fetch_weights(remote, wanted, &manifest)?;
         let winner = if self.mode.writes() { self.publish_artifact(wanted, &bytes, None) } else { None };
         Ok(winner.unwrap_or_else(|| self.memory.keep(wanted, Arc::new(program))))
     }
 
     /// Brings the constants that are not here into memory, verified. Gives how many that were, and their bytes.
-    fn fetch_weights(&self, remote: &Remote, manifest: &Manifest) -> Result<(usize, u64), Miss> {
+    fn fetch_weights(&self, remote: &Remote, wanted: &Wanted, manifest: &Manifest) -> Result<(usize, u64), Miss> {
         let (mut count, mut total) = (0, 0);
+        let mut shelf = Shelf::new(&self.weights, wanted.record.weights);
         for constant in &manifest.constants {
             let digest = constant.digest();
-            if self.weights.load(&digest).is_ok() {
+            if shelf.load(&digest).is_ok() {
                 continue;
             }
             let bytes_max = constant.bytes.saturating_add(WEIGHT_HEADER_BYTES);
@@ -90,8 +93,9 @@ impl ProgramCache {
     pub(crate) fn upload(&self, wanted: &Wanted, bytes: Bytes, program: &Program, lease: Option<Lease>) {
         let Some(remote) = self.remote.as_ref().filter(|remote| remote.is_uploading()) else { return };
         let mut objects = Vec::new();
+        let mut shelf = Shelf::new(&self.weights, wanted.record.weights);
         for digest in digests_of(program) {
-            match self.weights.file_parts(&digest) {
+            match shelf.load(&digest).and_then(|tensor| weights::file_parts(&digest, &tensor)) {
                 Ok(parts) => objects.push((Layout::weight_name(&digest), parts.to_vec())),
                 Err(miss) => {
                     return self.event(Event::Unstored { constant: digest, reason: miss.to_string() });
@@ -102,7 +106,13 @@ impl ProgramCache {
         let (client, events) = (remote.clone(), Arc::clone(&self.options.events));
         // A refresh replaces what is there; otherwise the first stays.
         let mode = if self.mode == Mode::Refresh { PutMode::Overwrite } else { PutMode::Create };
-        let loser = Loser { wanted: wanted.clone(), options: self.options.clone(), layout: self.layout.clone(), bytes };
+        let loser = Loser {
+            wanted: wanted.clone(),
+            options: self.options.clone(),
+            layout: self.layout.clone(),
+            weights: self.weights.clone(),
+            bytes,
+        };
         let job = async move {
             let _lease = lease;
             // Weights come before the Program that names them; without them it must not appear.
@@ -148,10 +158,12 @@ impl ProgramCache {
                 let opened = artifact::open(&bytes)?;
                 opened.check_signature(&self.options.sign)?;
                 opened.program()?;
+                let mut shelf = Shelf::new(&self.weights, entry.record.weights);
                 for constant in &opened.manifest.constants {
                     let weight = Layout::weight_name(&constant.digest());
                     if !have_weights.contains(&weight) {
-                        let parts = self.weights.file_parts(&constant.digest())?;
+                        let tensor = shelf.load(&constant.digest())?;
+                        let parts = weights::file_parts(&constant.digest(), &tensor)?;
                         self.send(remote, &weight, parts.to_vec(), &mut transfer, |transfer| transfer.weights += 1)?;
                     }
                 }
@@ -214,7 +226,7 @@ impl ProgramCache {
             return Err(Miss::corrupt("name", name, Layout::program_name(&own)));
         }
         opened.program()?;
-        let (weights, weight_bytes) = self.fetch_weights(remote, &opened.manifest)?;
+        let (weights, weight_bytes) = self.fetch_weights(remote, &wanted, &opened.manifest)?;
         self.publish_artifact(&wanted, &bytes, None);
         if !self.is_filed(&wanted) {
             let message = "it could not be published here; the event before says why".to_string();
@@ -249,6 +261,7 @@ struct Loser {
     wanted: Wanted,
     options: CacheOptions,
     layout: Layout,
+    weights: WeightStore,
     bytes: Bytes,
 }
 
@@ -260,7 +273,8 @@ impl Loser {
         let CacheOptions { provides, sign, .. } = &self.options;
         let Ok((manifest, _)) = artifact::verify(&winner, &self.wanted, provides, sign) else { return };
         let disk = &*self.options.disk;
-        let has_constants = || manifest.constants.iter().all(|it| disk.stat(&self.layout.weight(&it.digest())).is_ok());
+        let mut shelf = Shelf::new(&self.weights, self.wanted.record.weights);
+        let mut has_constants = || manifest.constants.iter().all(|it| shelf.find(&it.digest(), it.bytes).is_ok());
         if winner == self.bytes || !has_constants() {
             return;
         }

@@ -1,5 +1,6 @@
-//! Constants by digest: one file each, mapped, verified when first loaded, and in memory once however many Programs
-//! name them. What a compile puts stays in memory until a Program that names it is published.
+//! Constants by digest: mapped from files of their own or from packs (`shelf.rs`), verified when first loaded, and in
+//! memory once however many Programs name them. What a compile puts stays in memory until a Program that names it is
+//! published.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -32,7 +33,7 @@ pub struct WeightStore(Arc<Inner>);
 struct Inner {
     files: Option<Files>,
     residents: Mutex<BTreeMap<Digest, Resident>>,
-    /// Held while a constant's file is written.
+    /// Held while constants are written.
     writing: Mutex<()>,
     events: EventSink,
 }
@@ -74,7 +75,7 @@ impl WeightStore {
         (residents.len(), bytes)
     }
 
-    /// The constant, from memory or from its file, verified.
+    /// The constant, from memory or from a file of its own, verified.
     pub(crate) fn load(&self, digest: &Digest) -> Result<Tensor, Miss> {
         if let Some(resident) = self.residents().get(digest) {
             return Ok(resident.tensor.clone());
@@ -89,16 +90,12 @@ impl WeightStore {
         Ok(self.keep(*digest, Resident { tensor, is_from_file: false }))
     }
 
-    /// Makes sure that the constant is on disk; gives the bytes that this added.
-    pub(crate) fn publish(&self, digest: &Digest) -> Answer<u64> {
+    /// Makes sure that the constant is on disk in a file of its own; gives the bytes that this added. The caller holds
+    /// the lock of writers.
+    pub(crate) fn publish_file(&self, digest: &Digest) -> Answer<u64> {
         let Some(files) = &self.0.files else { return Ok(0) };
         let path = files.layout.weight(digest);
         let resident = self.residents().get(digest).cloned();
-        if resident.as_ref().is_some_and(|resident| resident.is_from_file) && files.disk.stat(&path).is_ok() {
-            return Ok(0);
-        }
-        // Buckets that compile at once have most constants in common: one thread writes, the others find the file.
-        let _writing = self.0.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut added = 0;
         // Twice: a file that turns out to be damaged is moved away and written again.
         for _ in 0..2 {
@@ -118,14 +115,14 @@ impl WeightStore {
             // From here on the mapped file takes the place of the copy in memory.
             match self.read(digest) {
                 Ok(tensor) => {
-                    self.residents().insert(*digest, Resident { tensor, is_from_file: true });
+                    self.replace_by_mapped(*digest, tensor);
                     break;
                 }
                 Err(Miss::Corrupt { .. } | Miss::Absent { .. }) => {}
                 // The copy in memory serves as well.
                 Err(Miss::Unavailable { call, errno, message }) => {
                     let doing = "mapping a constant";
-                    (self.0.events)(&Event::Unavailable { doing, call, errno, message });
+                    self.tell(&Event::Unavailable { doing, call, errno, message });
                     break;
                 }
                 Err(Miss::Incompatible { .. }) => break,
@@ -140,13 +137,6 @@ impl WeightStore {
         self.residents().retain(|digest, resident| named.contains(digest) || stays(resident));
     }
 
-    /// The bytes of a constant's file as a header and the elements, without copying the elements.
-    pub(crate) fn file_parts(&self, digest: &Digest) -> Result<[Bytes; 2], Miss> {
-        let tensor = self.load(digest)?;
-        let header = header(&tensor, Path::new(&Layout::weight_name(digest)))?;
-        Ok([Bytes::from(header), tensor.bytes().clone()])
-    }
-
     /// Reads and verifies the file, whether or not the constant is in memory. A damaged one is moved away.
     pub(crate) fn read(&self, digest: &Digest) -> Result<Tensor, Miss> {
         let Some(files) = &self.0.files else { return Err(Miss::absent()) };
@@ -157,15 +147,57 @@ impl WeightStore {
             Ok(tensor) => return Ok(tensor),
             Err(miss) => miss,
         };
-        if files.is_writable && matches!(miss, Miss::Corrupt { .. }) {
-            match publish::quarantine(&*files.disk, &files.layout, &path, &miss) {
-                Ok(()) => {
-                    (self.0.events)(&Event::Quarantined { name: Layout::weight_name(digest), miss: miss.clone() })
-                }
-                Err(error) => (self.0.events)(&Event::unavailable("quarantining a constant", &error)),
-            }
-        }
+        self.quarantine(&path, &miss);
         Err(miss)
+    }
+
+    /// Moves a damaged file away, if that is what the miss says and the mode allows it.
+    pub(crate) fn quarantine(&self, path: &Path, miss: &Miss) {
+        let Some(files) = self.0.files.as_ref().filter(|files| files.is_writable) else { return };
+        if !matches!(miss, Miss::Corrupt { .. }) {
+            return;
+        }
+        match publish::quarantine(&*files.disk, &files.layout, path, miss) {
+            Ok(()) => {
+                let name = path.strip_prefix(files.layout.root()).unwrap_or(path).display().to_string();
+                self.tell(&Event::Quarantined { name, miss: miss.clone() });
+            }
+            Err(error) => self.tell(&Event::unavailable("quarantining a constant", &error)),
+        }
+    }
+
+    /// Where constants lie on disk; nowhere if the cache is in memory only.
+    pub(crate) fn files(&self) -> Option<&Files> {
+        self.0.files.as_ref()
+    }
+
+    /// Held by whoever writes constants.
+    pub(crate) fn lock_writing(&self) -> MutexGuard<'_, ()> {
+        self.0.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The constant if it is in memory or mapped.
+    pub(crate) fn resident_tensor(&self, digest: &Digest) -> Option<Tensor> {
+        self.residents().get(digest).map(|resident| resident.tensor.clone())
+    }
+
+    /// Whether the constant's bytes are those of a file, or it is not here at all.
+    pub(crate) fn is_mapped(&self, digest: &Digest) -> bool {
+        self.residents().get(digest).is_none_or(|resident| resident.is_from_file)
+    }
+
+    /// Keeps a constant that was mapped from a file; the first of two equal ones stays.
+    pub(crate) fn keep_mapped(&self, digest: Digest, tensor: Tensor) -> Tensor {
+        self.keep(digest, Resident { tensor, is_from_file: true })
+    }
+
+    /// Lets a mapped constant take the place of its copy in memory.
+    pub(crate) fn replace_by_mapped(&self, digest: Digest, tensor: Tensor) {
+        self.residents().insert(digest, Resident { tensor, is_from_file: true });
+    }
+
+    pub(crate) fn tell(&self, event: &Event) {
+        (self.0.events)(event);
     }
 
     /// Keeps the first of two equal constants, so that there is one in memory.
@@ -195,6 +227,12 @@ impl ArtifactStore for WeightStore {
             }
         })
     }
+}
+
+/// The bytes of a constant's file as a header and the elements, without copying the elements.
+pub(crate) fn file_parts(digest: &Digest, tensor: &Tensor) -> Result<[Bytes; 2], Miss> {
+    let header = header(tensor, Path::new(&Layout::weight_name(digest)))?;
+    Ok([Bytes::from(header), tensor.bytes().clone()])
 }
 
 /// The page before the elements: what type and shape they have.

@@ -6,7 +6,7 @@ use crate::testing::constant;
 
 fn store(dir: &Path) -> WeightStore {
     let layout = Layout::new(dir);
-    layout.create(&RealDisk).unwrap();
+    layout.create(&RealDisk, None).unwrap();
     let files = Files { disk: Arc::new(RealDisk), layout, is_network: false, is_writable: true };
     WeightStore::new(Some(files), Arc::new(|_| {}))
 }
@@ -23,8 +23,8 @@ fn what_is_put_and_published_is_mapped_by_the_next_process() {
     let writer = store(dir.path());
     for tensor in &tensors {
         let digest = writer.put(tensor).unwrap();
-        assert!(writer.publish(&digest).unwrap() > 0);
-        assert_eq!(writer.publish(&digest).unwrap(), 0);
+        assert!(writer.publish_file(&digest).unwrap() > 0);
+        assert_eq!(writer.publish_file(&digest).unwrap(), 0);
     }
     let reader = store(dir.path());
     for tensor in &tensors {
@@ -41,7 +41,7 @@ fn a_constant_is_in_memory_once() {
     store.put(&constant(1, 100)).unwrap();
     assert_eq!(store.resident(), (1, 100));
     let address = |store: &WeightStore| store.get(&digest).unwrap().as_bytes().as_ptr().addr();
-    store.publish(&digest).unwrap();
+    store.publish_file(&digest).unwrap();
     assert_eq!(address(&store), address(&store.clone()));
     store.retain(&BTreeSet::new(), Unnamed::AllGo);
     assert_eq!(store.resident(), (0, 0));
@@ -71,13 +71,13 @@ fn a_damaged_file_is_quarantined_and_written_again() {
     let path = Layout::new(dir.path()).weight(&tensor.digest());
     let first = store(dir.path());
     first.put(&tensor).unwrap();
-    first.publish(&tensor.digest()).unwrap();
+    first.publish_file(&tensor.digest()).unwrap();
     std::fs::write(&path, b"rot").unwrap();
     let second = store(dir.path());
     assert!(matches!(second.get(&tensor.digest()), Err(StoreError::Corrupt(_))));
     assert!(matches!(second.get(&tensor.digest()), Err(StoreError::Missing(_))));
     std::fs::write(&path, b"rot again").unwrap();
     second.put(&tensor).unwrap();
-    second.publish(&tensor.digest()).unwrap();
+    second.publish_file(&tensor.digest()).unwrap();
     assert_eq!(store(dir.path()).get(&tensor.digest()).unwrap(), tensor);
 }

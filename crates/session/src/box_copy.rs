@@ -31,6 +31,9 @@ pub struct BoxCopy {
     target_start: usize,
     /// Bytes copied at once at the innermost place.
     run_bytes: usize,
+    /// Rows added after each run, and the bytes of one.
+    run_pad: usize,
+    row_bytes: usize,
 }
 
 /// An axis as the two sides see it: items of both sides, which of them are copied, and how many are added.
@@ -62,12 +65,15 @@ impl BoxCopy {
     pub fn new(spans: &[AxisSpan], element_bytes: usize) -> BoxCopy {
         let mut axes = Vec::new();
         let (mut source_stride, mut target_stride) = (element_bytes, element_bytes);
-        let (mut source_start, mut target_start, mut run_bytes) = (0, 0, element_bytes);
+        let (mut source_start, mut target_start) = (0, 0);
+        let (mut run_bytes, mut run_pad, mut row_bytes) = (element_bytes, 0, element_bytes);
         for span in spans.iter().rev() {
             source_start += span.source_start * source_stride;
             target_start += span.target_start * target_stride;
             // Whole inner axes, and the copied part of the first that is not, are one run.
-            if axes.is_empty() && span.pad == 0 && source_stride == run_bytes && target_stride == run_bytes {
+            let is_run = axes.is_empty() && run_pad == 0 && source_stride == run_bytes && target_stride == run_bytes;
+            if is_run {
+                (row_bytes, run_pad) = (run_bytes, span.pad);
                 run_bytes *= span.count;
             } else if span.count != 1 || span.pad != 0 {
                 axes.push(Axis { count: span.count, pad: span.pad, source_stride, target_stride });
@@ -76,13 +82,14 @@ impl BoxCopy {
             target_stride *= span.target;
         }
         axes.reverse();
-        BoxCopy { axes, source_start, target_start, run_bytes }
+        BoxCopy { axes, source_start, target_start, run_bytes, run_pad, row_bytes }
     }
 
     /// Whether all of these spans together are one run of bytes on both sides, with nothing added: no copy is needed
     /// then, since the source can be read, or the target written, in place. Gives the runs' starts and length.
     pub fn as_one_run(&self) -> Option<(usize, usize, usize)> {
-        self.axes.is_empty().then_some((self.source_start, self.target_start, self.run_bytes))
+        let is_one = self.axes.is_empty() && self.run_pad == 0;
+        is_one.then_some((self.source_start, self.target_start, self.run_bytes))
     }
 
     /// Copies.
@@ -95,21 +102,32 @@ impl BoxCopy {
     fn copy_axes(&self, axes: &[Axis], source: &[u8], target: &mut [u8], content: PadContent) {
         let Some((axis, inner)) = axes.split_first() else {
             target[..self.run_bytes].copy_from_slice(&source[..self.run_bytes]);
+            pad(target, self.run_bytes, self.row_bytes, self.run_pad, content);
             return;
         };
         for item in 0..axis.count {
             let target = &mut target[item * axis.target_stride..];
             self.copy_axes(inner, &source[item * axis.source_stride..], target, content);
         }
-        if axis.count == 0 {
-            return;
+        if axis.count > 0 {
+            pad(target, axis.count * axis.target_stride, axis.target_stride, axis.pad, content);
         }
-        let end = axis.count * axis.target_stride;
-        for item in 0..axis.pad {
-            let start = end + item * axis.target_stride;
-            match content {
-                PadContent::LastRow => target.copy_within(end - axis.target_stride..end, start),
-                PadContent::Poison(byte) => target[start..start + axis.target_stride].fill(byte),
+    }
+}
+
+/// Adds `count` items of this size from `end` on.
+fn pad(target: &mut [u8], end: usize, item_bytes: usize, count: usize, content: PadContent) {
+    let padding = end..end + count * item_bytes;
+    match content {
+        PadContent::Poison(byte) => target[padding].fill(byte),
+        PadContent::LastRow => {
+            // Each copy doubles what there is to copy from.
+            let first = end - item_bytes;
+            let mut filled = end;
+            while filled < padding.end {
+                let bytes = (filled - first).min(padding.end - filled);
+                target.copy_within(first..first + bytes, filled);
+                filled += bytes;
             }
         }
     }
@@ -140,6 +158,14 @@ mod tests {
     fn two_axes_may_be_padded_at_once() {
         let spans = [padded(2, 3), padded(1, 2)];
         assert_eq!(copied(&spans, &[5, 6], PadContent::LastRow), [5, 5, 6, 6, 6, 6]);
+    }
+
+    #[test]
+    fn many_rows_are_added_to_few() {
+        let mut expected = vec![1, 2, 3, 4, 5, 6];
+        expected.extend([4, 5, 6].repeat(9));
+        assert_eq!(copied(&[padded(2, 11), AxisSpan::whole(3)], &[1, 2, 3, 4, 5, 6], PadContent::LastRow), expected);
+        assert_eq!(BoxCopy::new(&[padded(2, 11), AxisSpan::whole(3)], 4).as_one_run(), None);
     }
 
     #[test]

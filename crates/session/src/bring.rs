@@ -14,6 +14,7 @@ use crate::error::SessionError;
 use crate::interface::{GraphDigests, GraphSource, Interface};
 use crate::programs::Entry;
 use crate::report::{Counters, Origin};
+use crate::slots::Slots;
 
 /// All that bringing a Program takes.
 pub(crate) struct Bringer {
@@ -25,6 +26,8 @@ pub(crate) struct Bringer {
     pub(crate) counters: Arc<Counters>,
     pub(crate) target_options: BTreeMap<String, String>,
     pub(crate) device_label: String,
+    /// Compiles at once. Taken after the locks of the cache (spec C13), and given back before the disk is waited for.
+    pub(crate) compiling: Slots,
 }
 
 impl Bringer {
@@ -33,6 +36,7 @@ impl Bringer {
         let begun = Instant::now();
         let (record, graph) = self.record(bucket)?;
         let make = || -> Result<_, SessionError> {
+            let _slot = self.compiling.take();
             tracing::info!(%bucket, "compiling");
             let graph = graph.map_or_else(|| self.source.graph(bucket), Ok)?;
             let program = self.target.compile(&graph, bucket, self.cache.store());

@@ -21,6 +21,7 @@ mod programs;
 mod report;
 mod request;
 mod session;
+mod slots;
 mod startup;
 mod submit;
 mod traffic;

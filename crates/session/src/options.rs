@@ -124,7 +124,7 @@ pub struct SessionOptions {
     pub background: bool,
     /// Which Buckets are there before `open` returns.
     pub startup: Startup,
-    /// Programs that are compiled or loaded at once.
+    /// Programs that are compiled at once; more may be loaded or published meanwhile.
     pub jobs: usize,
     /// Measure what each Bucket costs when the Session is opened, where the cache does not know it yet.
     pub measures: bool,

@@ -16,9 +16,13 @@ use crate::cover::CoverTable;
 use crate::error::SessionError;
 use crate::ladders::Ladders;
 use crate::report::Origin;
+use crate::slots::Slots;
 
 /// Bindings that are kept for all contexts; beyond this the set is dropped and begun again.
 const BINDINGS_KEPT: usize = 4096;
+/// Programs that may be on their way at once where fewer may compile at once: the others are loaded, or wait for the
+/// disk, and leave the cores to those that compile.
+const ON_THEIR_WAY: usize = 8;
 /// How long an error is remembered before the Bucket is tried again; doubled each time.
 const RETRY_FIRST: Duration = Duration::from_secs(30);
 
@@ -118,7 +122,7 @@ impl Programs {
             epoch: AtomicU64::new(0),
             clock: AtomicU64::new(0),
             flights: Mutex::default(),
-            slots: Slots { free: Mutex::new(jobs.max(1)), freed: Condvar::new() },
+            slots: Slots::new(jobs.max(ON_THEIR_WAY)),
             exact_max,
         }
     }
@@ -292,31 +296,5 @@ impl Drop for Landing {
         let mut result = self.flight.result.lock().unwrap_or_else(PoisonError::into_inner);
         result.get_or_insert_with(|| Err(SessionError::Thread(format!("the compile of {} panicked", self.bucket))));
         self.flight.landed.notify_all();
-    }
-}
-
-/// How many Programs may be on their way at once.
-struct Slots {
-    free: Mutex<usize>,
-    freed: Condvar,
-}
-
-struct TakenSlot<'a>(&'a Slots);
-
-impl Slots {
-    fn take(&self) -> TakenSlot<'_> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        while *free == 0 {
-            free = self.freed.wait(free).unwrap_or_else(PoisonError::into_inner);
-        }
-        *free -= 1;
-        TakenSlot(self)
-    }
-}
-
-impl Drop for TakenSlot<'_> {
-    fn drop(&mut self) {
-        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        self.0.freed.notify_one();
     }
 }

@@ -22,6 +22,7 @@ use crate::options::{OnMiss, SessionOptions, Startup};
 use crate::programs::{Flight, Programs};
 use crate::report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
 use crate::request::{Argument, Unifier, check_sizes, is_aligned, tensors_of};
+use crate::slots::Slots;
 use crate::startup::{Phase, Progress, wait_for};
 use crate::submit::{Pending, Workers};
 use crate::traffic::Traffic;
@@ -80,6 +81,7 @@ impl Session {
             counters: counters.clone(),
             target_options: options.target_options.clone(),
             device_label: options.device_label.clone(),
+            compiling: Slots::new(options.jobs),
         };
         let inner = Inner {
             unifier: Unifier::new(&interface),
@@ -222,9 +224,13 @@ impl Inner {
     }
 
     pub(crate) fn run(&self, inputs: &[Tensor]) -> Result<(Vec<Tensor>, RunReport), SessionError> {
-        let aligned: Vec<Tensor> = inputs.iter().map(Tensor::aligned).collect();
-        let arguments: Vec<Argument<'_>> = aligned.iter().map(Argument::from).collect();
-        let answer = self.run_owned(&arguments);
+        let arguments: Vec<Argument<'_>> = inputs.iter().map(Argument::from).collect();
+        let answer = if is_aligned(&arguments) {
+            self.run_owned(&arguments)
+        } else {
+            let aligned: Vec<Tensor> = inputs.iter().map(Tensor::aligned).collect();
+            self.run_owned(&aligned.iter().map(Argument::from).collect::<Vec<Argument<'_>>>())
+        };
         match &answer {
             Ok((_, report)) => self.count(report),
             Err(_) => self.counters.count_error(),

@@ -91,6 +91,12 @@ const EXPANDED_TERMS_MAX: usize = 256;
 const EXPANDED_DEGREE_MAX: usize = 32;
 
 fn multiply(left: &Dim, right: &Dim) -> Dim {
+    match (left.as_const(), right.as_const()) {
+        (Some(left), Some(right)) => return Dim(Repr::Const(saturate(i128::from(left) * i128::from(right)))),
+        (Some(1), None) => return right.clone(),
+        (None, Some(1)) => return left.clone(),
+        _ => {}
+    }
     let mut builder = SumBuilder::default();
     if let Some(factor) = right.as_const() {
         builder.add_scaled(left, factor);

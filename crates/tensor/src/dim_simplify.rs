@@ -9,7 +9,12 @@ impl Dim {
     /// The simplest form that is equal for all values in range: decided min and max are dropped, as are
     /// divisions that are exact and remainders that are zero.
     pub fn simplify(&self, ranges: &Ranges) -> Dim {
-        if self.is_const() {
+        // Most sizes of a Graph: a number, or free symbols in a sum that is in its simplest form already.
+        let is_free = |atom: &Atom| match atom {
+            Atom::Symbol(symbol) => ranges.get(symbol).lo != ranges.get(symbol).hi,
+            Atom::Divide(..) | Atom::Extreme(..) | Atom::Unexpanded(..) => false,
+        };
+        if self.terms().iter().all(|term| term.product.0.iter().all(is_free)) {
             return self.clone();
         }
         let simplified = self.map_atoms(&|atom| simplify_atom(atom, ranges));
