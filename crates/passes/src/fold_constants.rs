@@ -3,6 +3,7 @@
 //! cast may grow by the ratio of its element types: weights that an exporter stores as bytes and casts would otherwise be
 //! cast, and packed, in every run.
 
+use precast_ir::eval_parts::eval_in_parts;
 use precast_ir::graph::{GraphCopy, GraphError};
 use precast_ir::{Graph, Node, Op};
 use precast_tensor::{Tensor, Type};
@@ -41,7 +42,8 @@ fn fold_constants(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
         if let Some(reason) = refusal {
             log.refused(node, reason);
         }
-        let results = constants.filter(|_| refusal.is_none()).and_then(|constants| node.op.eval(&constants).ok());
+        let constants = constants.filter(|_| refusal.is_none());
+        let results = constants.and_then(|constants| eval_in_parts(&node.op, &constants).ok());
         match results {
             Some(results) => {
                 log.fired(node);
