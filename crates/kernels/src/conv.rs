@@ -12,7 +12,7 @@ use crate::conv_winograd::{
 };
 use crate::epilogue::{Bias, Epilogue};
 use crate::gemm_drive::{DriveEpilogue, DriveShape, Item, SourceB, drive, drive_scratch_len};
-use crate::gemm_pack::{MatrixA, MatrixB, pack_a};
+use crate::gemm_pack::{MatrixA, MatrixB, pack_a_into};
 use crate::isa::{Exec, Isa};
 
 /// The sizes of a convolution. Padding at the bottom and right follows from the output sizes.
@@ -172,30 +172,36 @@ pub fn packed_filter_len(tactic: ConvTactic, shape: &ConvShape) -> usize {
 /// The form of a filter [out, in / groups, height, width] that `conv` reads. Depends on `isa`, the tactic and the shape
 /// of the filter only.
 pub fn pack_filter(isa: Isa, tactic: ConvTactic, shape: &ConvShape, weights: &[f32]) -> Vec<f32> {
+    let mut packed = vec![0.0; packed_filter_len(tactic, shape)];
+    pack_filter_into(isa, tactic, shape, weights, &mut packed);
+    packed
+}
+
+/// As `pack_filter`, into `packed_filter_len` elements.
+pub fn pack_filter_into(isa: Isa, tactic: ConvTactic, shape: &ConvShape, weights: &[f32], packed: &mut [f32]) {
     shape.check();
+    assert_eq!(packed.len(), packed_filter_len(tactic, shape), "elements of the packed filter");
     assert!(tactic.covers(shape), "{tactic:?} for {shape:?}");
     let DriveShape { m, k, .. } = shape.drive_shape();
     let (channels, taps) = (shape.channels_per_group(), shape.taps());
     assert!(weights.len() >= shape.out_channels * k, "filter of {} for {shape:?}", weights.len());
     let weights = &weights[..shape.out_channels * k];
     if let Some(tile) = tactic.tile() {
-        return pack_winograd(isa, tile, shape, weights);
+        return pack_winograd(isa, tile, shape, weights, packed);
     }
     if tactic == ConvTactic::Depthwise || weights.is_empty() {
-        return weights.to_vec();
+        return packed.copy_from_slice(weights);
     }
-    let mut packed = Vec::with_capacity(weights.len());
     let mut group_rows = vec![0.0; m * k];
-    for group in weights.chunks_exact(m * k) {
+    for (group, packed) in weights.chunks_exact(m * k).zip(packed.chunks_exact_mut(m * k)) {
         for (row, weights) in group_rows.chunks_exact_mut(k).zip(group.chunks_exact(k)) {
             for (index, weight) in weights.iter().enumerate() {
                 let (channel, tap) = (index / taps, index % taps);
                 row[tap * channels + channel] = *weight;
             }
         }
-        packed.extend(pack_a(isa, m, k, MatrixA::Rows { data: &group_rows, stride: k }));
+        pack_a_into(isa, m, k, MatrixA::Rows { data: &group_rows, stride: k }, packed);
     }
-    packed
 }
 
 /// Elements of scratch that `conv` needs with a pool of up to this many threads.

@@ -69,7 +69,8 @@ pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Res
     };
     let mut reads = vec![Read::Input(0)];
     for (packed, len) in packed.into_iter().zip(packed_lens(op, layer, machine)) {
-        reads.push(Read::packed(directions * len, packed)?);
+        let fill = packed.map(|packed| move |target: &mut [f32]| target.copy_from_slice(&packed));
+        reads.push(Read::packed(directions * len, fill)?);
     }
     let mut push = |input: Option<usize>| {
         input.map(|input| {
