@@ -62,7 +62,7 @@ impl CpuDevice {
 
 /// The bytes of a constant: where they are if that is aligned, else a copy, of which the source need not stay in memory.
 fn aligned(tensor: &Tensor) -> AlignedBytes {
-    const COPIED_BYTES: usize = 4 << 20;
+    const COPIED_BYTES: usize = 1 << 20;
     AlignedBytes::try_from_bytes(tensor.bytes()).unwrap_or_else(|| {
         let copy = AlignedBytes::from_parts(tensor.as_bytes().len(), tensor.read_parts(COPIED_BYTES));
         tensor.release_pages();

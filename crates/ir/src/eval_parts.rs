@@ -21,8 +21,11 @@ pub fn eval_in_parts(op: &Op, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalErro
 /// How the result of an op is cut.
 struct Parts {
     shape: Vec<usize>,
-    /// Rows of a part.
+    /// Rows of the result, and of a part.
     rows: usize,
+    part_rows: usize,
+    /// A row is one element: operands have the shape of the result, or one element.
+    is_flat: bool,
 }
 
 /// How to evaluate an op in parts, if that is possible and worth it.
@@ -33,9 +36,11 @@ fn parts(op: &Op, inputs: &[Tensor]) -> Option<Parts> {
     let types: Vec<_> = inputs.iter().map(Tensor::type_).collect();
     let output = op.infer(&types.iter().collect::<Vec<_>>()).ok()?;
     let shape = output.first()?.shape()?;
-    let row: usize = shape.get(1..)?.iter().product();
-    let rows = PART_ELEMENTS / row.max(1);
-    (rows > 0 && rows < shape[0]).then_some(Parts { shape, rows })
+    let is_flat = inputs.iter().all(|input| input.shape() == shape || input.len() == 1);
+    let count: usize = shape.iter().product();
+    let rows = if is_flat { count } else { *shape.first()? };
+    let part_rows = PART_ELEMENTS / count.checked_div(rows)?.max(1);
+    (part_rows > 0 && part_rows < rows).then_some(Parts { shape, rows, part_rows, is_flat })
 }
 
 fn is_elementwise(op: &Op) -> bool {
@@ -46,13 +51,13 @@ impl Parts {
     fn eval(&self, op: &Op, inputs: &[Tensor]) -> Result<Tensor, EvalError> {
         let fault = |error: TensorError| EvalError::value(op.name(), error.to_string());
         let (mut bytes, mut dtype) = (Vec::new(), None);
-        for start in (0..self.shape[0]).step_by(self.rows) {
-            let end = self.shape[0].min(start + self.rows);
+        for start in (0..self.rows).step_by(self.part_rows) {
+            let end = self.rows.min(start + self.part_rows);
             let part = |tensor: &Tensor| self.rows_of(tensor, start, end).map_err(fault);
             let inputs: Vec<Tensor> = inputs.iter().map(part).collect::<Result<_, EvalError>>()?;
             for result in op.eval(&inputs)? {
                 if bytes.is_empty() {
-                    bytes.reserve_exact(result.as_bytes().len() / (end - start) * self.shape[0]);
+                    bytes.reserve_exact(result.as_bytes().len() / (end - start) * self.rows);
                 }
                 bytes.extend_from_slice(result.as_bytes());
                 dtype = Some(result.dtype());
@@ -64,11 +69,14 @@ impl Parts {
 
     /// The part of an operand that these rows of the result need: all of it where it is broadcast along them.
     fn rows_of(&self, tensor: &Tensor, start: usize, end: usize) -> Result<Tensor, TensorError> {
-        if tensor.rank() < self.shape.len() || tensor.shape()[0] != self.shape[0] {
+        if self.is_flat && tensor.len() == 1 {
+            return tensor.reshaped([]);
+        }
+        if !self.is_flat && (tensor.rank() < self.shape.len() || tensor.shape()[0] != self.rows) {
             return Ok(tensor.clone());
         }
-        let row_bytes = tensor.as_bytes().len() / self.shape[0];
-        let mut shape = tensor.shape().to_vec();
+        let row_bytes = tensor.as_bytes().len() / self.rows;
+        let mut shape = if self.is_flat { vec![0] } else { tensor.shape().to_vec() };
         shape[0] = end - start;
         Tensor::new(tensor.dtype(), shape, tensor.bytes().slice(start * row_bytes..end * row_bytes))
     }
@@ -92,7 +100,7 @@ mod tests {
         let (rows, columns) = (1003, 601);
         let bytes: Vec<u8> = (0..rows * columns).map(|index| (index * 7 % 251) as u8).collect();
         let x = Tensor::from_vec([rows, columns], bytes).unwrap();
-        assert_same(Cast { to: DType::F32, saturate: true }, &[x.clone()]);
+        assert_same(Cast { to: DType::F32, saturate: true }, std::slice::from_ref(&x));
         let multiply = || Binary { func: BinaryFn::Mul };
         let vector = |shape: [usize; 2]| {
             Tensor::from_vec(shape, (0..shape[0] * shape[1]).map(|index| (index % 5) as u8).collect()).unwrap()
@@ -105,9 +113,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_small_or_one_row_is_evaluated_at_once() {
+    fn few_long_rows_are_cut_too() {
+        let x = Tensor::from_vec([2, 1, 300_000], (0..600_000).map(|index| (index % 17) as f32).collect()).unwrap();
+        let multiply = || Binary { func: BinaryFn::Mul };
+        assert_same(multiply(), &[x.clone(), Tensor::scalar(0.5_f32)]);
+        assert_same(multiply(), &[Tensor::from_vec([1, 1, 1], vec![0.5_f32]).unwrap(), x.clone()]);
+        assert_same(multiply(), &[x.clone(), x.clone()]);
+        assert_same(Cast { to: DType::I32, saturate: true }, &[x]);
+    }
+
+    #[test]
+    fn what_is_small_is_evaluated_at_once() {
         let cast = Op::from(Cast { to: DType::F32, saturate: true });
-        for shape in [vec![], vec![0, 5], vec![1, 1 << 19], vec![4, 4]] {
+        for shape in [vec![], vec![0, 5], vec![4, 4]] {
             let x = Tensor::zeros(DType::U8, shape).unwrap();
             assert!(parts(&cast, std::slice::from_ref(&x)).is_none());
             assert_eq!(eval_in_parts(&cast, std::slice::from_ref(&x)).unwrap(), cast.eval(&[x]).unwrap());

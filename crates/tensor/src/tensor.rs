@@ -25,7 +25,7 @@ struct Inner {
 }
 
 /// Bytes that are hashed at once.
-const HASHED_BYTES: usize = 4 << 20;
+const HASHED_BYTES: usize = 1 << 20;
 
 /// Why a tensor cannot be made or read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -171,10 +171,9 @@ impl Tensor {
     /// the next.
     pub fn read_parts(&self, part_bytes: usize) -> impl Iterator<Item = &[u8]> {
         let mut last: &[u8] = &[];
-        self.as_bytes().chunks(part_bytes.max(1)).map(move |part| {
+        self.as_bytes().chunks(part_bytes.max(1)).inspect(move |part| {
             self.0.pages.release(last);
             last = part;
-            part
         })
     }
 

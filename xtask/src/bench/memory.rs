@@ -17,6 +17,9 @@ use crate::peak::PeakMemory;
 use crate::worker::{Request, Worker, ask_own};
 use crate::{fetch, inputs, onnxruntime};
 
+/// Processes of each kind. Of onnxruntime's the least counts, of ours the most: its figure varies from one to the next.
+const ROUNDS: usize = 3;
+
 /// Models that are too slow for the list of latencies, and large.
 const LARGE_CASES: &[Case] = &[Case { model: "gpt2_small", batches: &[1], sizes: &[] }];
 
@@ -96,24 +99,35 @@ fn fill(row: &mut Row, entry: &ModelEntry) -> Result<()> {
     let file = fetch::model_file(entry)?;
     let folder = tempfile::tempdir()?;
     onnxruntime::write_inputs(folder.path(), &inputs::make(entry, row.batch)?)?;
-    let theirs = onnxruntime::peak(&file, THREADS, folder.path())?;
-    row.onnxruntime_process_mb = theirs.peak_mb;
-    row.onnxruntime_mb = theirs.peak_mb - theirs.imports_mb;
-    row.precast_mb = ours(&file, folder.path(), None)?.peak_mb;
+    for round in 0..ROUNDS {
+        let theirs = onnxruntime::peak(&file, THREADS, folder.path())?;
+        let net_mb = theirs.peak_mb - theirs.imports_mb;
+        if round == 0 || net_mb < row.onnxruntime_mb {
+            (row.onnxruntime_mb, row.onnxruntime_process_mb) = (net_mb, theirs.peak_mb);
+        }
+        keep_most(&mut row.precast_mb, ours(&file, folder.path(), None)?.peak_mb);
+    }
     row.ratio = row.precast_mb / row.onnxruntime_mb;
     row.ratio_of_processes = row.precast_mb / row.onnxruntime_process_mb;
-    let cache = folder.path().join("cache");
-    match ours(&file, folder.path(), Some(&cache)) {
-        Ok(filling) => row.precast_filling_cache_mb = Some(filling.peak_mb),
-        Err(error) => {
-            eprintln!("{} has no Session: {error:#}", row.model);
-            return Ok(());
+    for round in 0..ROUNDS {
+        let cache = folder.path().join(format!("cache-{round}"));
+        match ours(&file, folder.path(), Some(&cache)) {
+            Ok(filling) => keep_most(row.precast_filling_cache_mb.get_or_insert(0.0), filling.peak_mb),
+            Err(error) => {
+                eprintln!("{} has no Session: {error:#}", row.model);
+                return Ok(());
+            }
         }
+        let cached = ours(&file, folder.path(), Some(&cache))?;
+        ensure!(cached.compiles == 0, "{} Programs were compiled although they are cached", cached.compiles);
+        keep_most(row.precast_cached_mb.get_or_insert(0.0), cached.peak_mb);
+        std::fs::remove_dir_all(&cache)?;
     }
-    let cached = ours(&file, folder.path(), Some(&cache))?;
-    ensure!(cached.compiles == 0, "{} Programs were compiled although they are cached", cached.compiles);
-    row.precast_cached_mb = Some(cached.peak_mb);
     Ok(())
+}
+
+fn keep_most(most: &mut f64, found: f64) {
+    *most = most.max(found);
 }
 
 /// Our peak, in a process of its own.

@@ -96,7 +96,7 @@ fn pack_in_parts(tensor: &Tensor, is_transposed: bool, k: usize, n: usize, isa: 
 }
 
 /// Bytes of a matrix that are packed at once.
-const PART_BYTES: usize = 4 << 20;
+const PART_BYTES: usize = 1 << 20;
 
 fn push(reads: &mut Vec<Read>, input: usize) -> usize {
     reads.push(Read::Input(input));

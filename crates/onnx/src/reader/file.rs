@@ -25,7 +25,7 @@ use crate::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, Sparse
 pub const IR_VERSION_MIN: i64 = 3;
 
 /// Bytes of a file that are hashed before their pages are let go.
-const HASHED_BYTES: usize = 16 << 20;
+const HASHED_BYTES: usize = 1 << 20;
 
 /// A decoded model and the bytes it shares its tensors with.
 #[derive(Debug)]
