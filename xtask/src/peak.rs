@@ -13,6 +13,8 @@ use crate::onnxruntime;
 /// The answer to a measurement.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct PeakMemory {
+    /// What was resident before the model was opened, in MiB.
+    pub start_mb: f64,
     /// The most that was resident, mapped files included, in MiB.
     pub peak_mb: f64,
     /// Programs compiled.
@@ -21,13 +23,14 @@ pub struct PeakMemory {
 
 /// Runs a model once: compiled from nothing, or as a Session on the Programs of a cache.
 pub fn run_once(model: &Path, folder: &Path, threads: usize, cache: Option<&Path>) -> Result<PeakMemory> {
+    let start_mb = peak_mb()?;
     let inputs = onnxruntime::read_inputs(folder)?;
     let model = Model::open(model)?;
     let runner = RunnerOptions { threads, ..RunnerOptions::default() };
     let Some(cache) = cache else {
         let runner = Runner::new(model, runner);
         let _outputs = runner.run(&inputs)?;
-        return Ok(PeakMemory { peak_mb: peak_mb()?, compiles: 1 });
+        return Ok(PeakMemory { start_mb, peak_mb: peak_mb()?, compiles: 1 });
     };
     let options = OpenOptions {
         runner,
@@ -39,7 +42,7 @@ pub fn run_once(model: &Path, folder: &Path, threads: usize, cache: Option<&Path
     };
     let session = ModelSession::open(&model, &options)?;
     let _outputs = session.run(&inputs)?;
-    Ok(PeakMemory { peak_mb: peak_mb()?, compiles: session.compiles() })
+    Ok(PeakMemory { start_mb, peak_mb: peak_mb()?, compiles: session.compiles() })
 }
 
 /// The number of every dim that a model names, as these inputs have it.

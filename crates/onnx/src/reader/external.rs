@@ -183,10 +183,15 @@ impl<'a> ExternalPlace<'a> {
             let bytes = read_range(unmapped, 0, size).map_err(|source| self.io("read", folder, source))?;
             file.content = Content::Held(bytes, FilePages::default());
         }
-        let Content::Held(bytes, _) = &file.content else {
+        let Content::Held(bytes, pages) = &file.content else {
             return Ok(());
         };
-        let actual = *file.sha1.get_or_insert_with(|| Sha1::digest(bytes).into());
+        let hash = || {
+            let sha1 = Sha1::digest(bytes).into();
+            pages.release(bytes);
+            sha1
+        };
+        let actual = *file.sha1.get_or_insert_with(hash);
         if actual != expected {
             return Err(self.fault("its SHA-1 differs from the checksum in the model"));
         }
