@@ -2,6 +2,8 @@
 
 ort_run.py run MODEL THREADS FOLDER...         run the inputs of every FOLDER, write its outputs beside them
 ort_run.py open MODEL THREADS                  print the milliseconds that making a session takes
+ort_run.py peak MODEL THREADS FOLDER           print the most memory that the process had, in MiB, after its imports and
+                                               after a session was made and the inputs of FOLDER were run once
 ort_run.py measure MODEL THREADS FOLDER        print the median milliseconds of a run for each line read from stdin,
                                                which is the number of seconds to measure for
 
@@ -68,8 +70,22 @@ def measure(session, folder):
         print(json.dumps({"ms": statistics.median(times) * 1e3}), flush=True)
 
 
+def peak_mb():
+    with open("/proc/self/status", encoding="utf-8") as file:
+        peak = next(line for line in file if line.startswith("VmHWM:"))
+    return int(peak.split()[1]) / 1024
+
+
+def peak(model, threads, folder):
+    imports_mb = peak_mb()
+    open_session(model, threads).run(None, read_inputs(folder))
+    print(json.dumps({"imports_mb": imports_mb, "peak_mb": peak_mb()}))
+
+
 def main():
     command, model, threads, *folders = sys.argv[1:]
+    if command == "peak":
+        return peak(model, int(threads), folders[0])
     if command == "open":
         start = time.perf_counter()
         open_session(model, int(threads))

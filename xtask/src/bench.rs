@@ -3,6 +3,7 @@
 mod ablation;
 mod cpu;
 mod instructions;
+mod memory;
 mod session;
 
 use anyhow::Result;
@@ -17,6 +18,8 @@ pub enum Bench {
     Cpu(cpu::CpuArguments),
     /// Instruction counts of a fixed set of kernels, against those recorded in docs/instructions.json.
     Instructions(instructions::InstructionsArguments),
+    /// Peak memory against onnxruntime.
+    Memory(memory::MemoryArguments),
     /// What a Session costs beside the model, and opening from the cache.
     Session(session::SessionArguments),
 }
@@ -27,6 +30,7 @@ pub fn run(what: &Bench) -> Result<()> {
         Bench::Ablation(arguments) => ablation::run(arguments),
         Bench::Cpu(arguments) => cpu::run(arguments),
         Bench::Instructions(arguments) => instructions::run(arguments),
+        Bench::Memory(arguments) => memory::run(arguments),
         Bench::Session(arguments) => session::run(arguments),
     }
 }

@@ -19,6 +19,7 @@ mod opened;
 mod openvino;
 mod paths;
 mod pcg64;
+mod peak;
 mod test;
 mod torture;
 mod venv;

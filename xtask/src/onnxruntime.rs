@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use precast::Tensor;
 use precast::npy::{read_npy, write_npy};
+use serde::Deserialize;
 
 use crate::inputs::Named;
 use crate::worker::{Worker, ask_json};
@@ -58,6 +59,22 @@ pub fn open(model: &Path, threads: usize) -> Result<f64> {
     anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let answer: crate::measure::Milliseconds = serde_json::from_slice(&output.stdout)?;
     Ok(answer.ms)
+}
+
+/// The most memory that onnxruntime's process had.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct ProcessPeak {
+    /// In MiB, after Python, numpy and onnxruntime were imported.
+    pub imports_mb: f64,
+    /// In MiB, at the end.
+    pub peak_mb: f64,
+}
+
+/// The most memory that it takes to open a model and run the inputs of a folder once, in a process of its own.
+pub fn peak(model: &Path, threads: usize, folder: &Path) -> Result<ProcessPeak> {
+    let output = command("peak", model, threads)?.arg(folder).output()?;
+    anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 /// A process that measures a model on the inputs of a folder.

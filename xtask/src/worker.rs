@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::case::{self, TargetName};
 use crate::measure::Measuring;
 use crate::models::BatchChecker;
+use crate::peak;
 
 /// What a worker can be asked for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -27,6 +28,9 @@ pub enum Request {
     Batch { model: PathBuf, folder: PathBuf },
     /// Measure a model on the inputs of a folder; [`crate::measure::Milliseconds`].
     Measure { model: PathBuf, folder: PathBuf, threads: usize, seconds: f64 },
+    /// Run a model once on the inputs of a folder, compiled from nothing or on Programs of a cache;
+    /// [`crate::peak::PeakMemory`].
+    Peak { model: PathBuf, folder: PathBuf, threads: usize, cache: Option<PathBuf> },
 }
 
 /// A child process that answers requests.
@@ -149,6 +153,9 @@ impl State {
                     None => Measuring::open(&model, &folder, threads)?,
                 };
                 serde_json::to_value(self.measuring.insert(measuring).measure(seconds)?)?
+            }
+            Request::Peak { model, folder, threads, cache } => {
+                serde_json::to_value(peak::run_once(&model, &folder, threads, cache.as_deref())?)?
             }
         })
     }

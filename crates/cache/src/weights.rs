@@ -107,6 +107,8 @@ impl WeightStore {
                 let parts = [&header[..], resident.tensor.as_bytes()];
                 publish::publish(&*files.disk, &files.layout, &path, &parts, Existing::Keeps)?;
                 added += (header.len() + resident.tensor.as_bytes().len()) as u64;
+                // It may be a part of the model's file, which has served now.
+                resident.tensor.release_pages();
             }
             let is_done = resident.as_ref().is_none_or(|resident| resident.is_from_file) || files.is_network;
             if is_done {

@@ -13,7 +13,7 @@ use precast_program::{
     ArtifactStore, ConstantRef, Device, DeviceContext, LoadError, LoadedProgram, Place, Port, Program, RunError, Slot,
     Step,
 };
-use precast_tensor::{DType, Digest, Type};
+use precast_tensor::{DType, Digest, Tensor, Type};
 
 use crate::lower::lower;
 use crate::step::{Lowered, Machine, Read, Run, StepNode};
@@ -42,7 +42,7 @@ impl CpuDevice {
         let bytes = match constants.get(&digest) {
             Some(bytes) => bytes.clone(),
             None => {
-                let bytes = AlignedBytes::from_bytes(store.get(&digest)?.bytes());
+                let bytes = aligned(&store.get(&digest)?);
                 constants.insert(digest, bytes.clone());
                 bytes
             }
@@ -58,6 +58,16 @@ impl CpuDevice {
         let mut constants = self.constants.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         constants.retain(|_, bytes| bytes.is_shared());
     }
+}
+
+/// The bytes of a constant: where they are if that is aligned, else a copy, of which the source need not stay in memory.
+fn aligned(tensor: &Tensor) -> AlignedBytes {
+    const COPIED_BYTES: usize = 1 << 20;
+    AlignedBytes::try_from_bytes(tensor.bytes()).unwrap_or_else(|| {
+        let copy = AlignedBytes::from_parts(tensor.as_bytes().len(), tensor.read_parts(COPIED_BYTES));
+        tensor.release_pages();
+        copy
+    })
 }
 
 impl Device for CpuDevice {

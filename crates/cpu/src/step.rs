@@ -1,10 +1,12 @@
 //! One node on its way to a kernel call. A step is written into the Program as the text of a graph of that one node, so
 //! that compiling and loading make the same kernel from the same words.
 
+use std::borrow::Cow;
+
 use precast_ir::attr::NoConstants;
 use precast_ir::graph::GraphError;
 use precast_ir::{Definition, Graph, Node, Op, text};
-use precast_kernels::arena::{AlignedBytes, Args};
+use precast_kernels::arena::{self, AlignedBytes, Args};
 use precast_kernels::isa::{Exec, Isa};
 use precast_tensor::{DType, Element, Tensor, TensorError, Type};
 
@@ -148,17 +150,23 @@ pub enum Read {
 }
 
 impl Read {
-    /// A packed constant of `len` elements, with its value while compiling.
-    pub fn packed<T: Element>(len: usize, value: Option<Vec<T>>) -> Result<Read, String> {
-        // Aligned here, so that the device that loads it on this machine need not copy it.
-        let tensor = |elements: Vec<T>| {
-            let tensor = Tensor::from_vec([len], elements)?;
-            let aligned = AlignedBytes::from_bytes(tensor.bytes());
-            drop(tensor);
-            Tensor::new(T::DTYPE, [len], aligned.into_bytes())
-        };
-        let value = value.map(tensor).transpose();
-        Ok(Read::Packed { value: value.map_err(|error: TensorError| error.to_string())?, bytes: len * size_of::<T>() })
+    /// A packed constant of `len` elements; while compiling, `fill` writes it over zeros.
+    pub fn packed<T: Element + arena::Element>(
+        len: usize,
+        fill: Option<impl FnOnce(&mut [T])>,
+    ) -> Result<Read, String> {
+        // Aligned and in place, so that the device that loads it on this machine need not copy it.
+        let tensor = |fill| Tensor::new(T::DTYPE, [len], AlignedBytes::filled(len, fill).into_bytes());
+        let value = fill.map(tensor).transpose().map_err(|error: TensorError| error.to_string())?;
+        Ok(Read::Packed { value, bytes: len * size_of::<T>() })
+    }
+}
+
+/// The elements of an f32 constant where they are, or a copy where they are not aligned.
+pub fn f32_elements(bytes: &[u8]) -> Cow<'_, [f32]> {
+    match arena::view(bytes) {
+        Some(elements) => Cow::Borrowed(elements),
+        None => bytes.as_chunks().0.iter().map(|&element| f32::from_le_bytes(element)).collect(),
     }
 }
 

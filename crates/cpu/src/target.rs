@@ -74,8 +74,10 @@ impl Target for CpuTarget {
 
     fn compile(&self, graph: &Graph, bucket: &Bucket, store: &dyn ArtifactStore) -> Result<Program, CompileError> {
         let pass_error = |error: PassError| CompileError::Pass { pass: error.pass, reason: error.reason };
-        let graph = self.optimise(graph).map_err(pass_error)?;
-        self.compile_optimised(&graph, bucket, store)
+        let optimised = self.optimise(graph).map_err(pass_error)?;
+        // Passes have read constants that are folded into others by now.
+        graph.release_pages();
+        self.compile_optimised(&optimised, bucket, store)
     }
 }
 
@@ -184,12 +186,21 @@ impl<'a> Emitter<'a> {
             self.homes[output.0 as usize] = Some(Home::Buffer(buffer));
             writes.push(buffer);
         }
+        self.finish_constants(node);
         if lowered.scratch_bytes > 0 {
             writes.push(self.new_buffer(lowered.scratch_bytes as u64));
         }
         let provenance = node.provenance.names().iter().map(|name| name.to_string()).collect();
         self.push(lowered.kernel, step.print(), provenance, node.outputs[0].0, reads, writes);
         Ok(())
+    }
+
+    /// The digests that the graph's text will have are made while the constants are in memory; then they leave it.
+    fn finish_constants(&self, node: &precast_ir::Node) {
+        for tensor in node.inputs.iter().filter_map(|&input| self.graph.constant(input)) {
+            tensor.digest();
+            tensor.release_pages();
+        }
     }
 
     /// Makes every output of the graph lie in the caller's buffer: the buffer that holds it, or a copy.

@@ -249,6 +249,15 @@ impl Graph {
         }
     }
 
+    /// Lets go of the memory that reading constants of mapped files took.
+    pub fn release_pages(&self) {
+        for value in &self.values {
+            if let Definition::Constant(tensor) = &value.definition {
+                tensor.release_pages();
+            }
+        }
+    }
+
     /// The node that makes a value.
     pub fn producer(&self, value: ValueId) -> Option<(&Node, usize)> {
         match self.value(value).definition {

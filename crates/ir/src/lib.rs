@@ -7,6 +7,7 @@
 pub mod attr;
 pub mod error;
 pub mod eval;
+pub mod eval_parts;
 pub mod graph;
 pub mod op;
 pub mod ops;

@@ -4,12 +4,11 @@
 //! step. `Bound` joins the arena with the buffers of one call; `Args` gives out slices with a few compares each and
 //! no allocation.
 
+use crate::allocation::Allocation;
 use bytes::Bytes;
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Alignment of the arena, of every offset in it and of `AlignedBytes`: a cache line and the widest vector.
@@ -224,54 +223,6 @@ impl Requirements {
     }
 }
 
-/// One zeroed allocation that starts at a multiple of `ALIGNMENT`.
-struct Allocation {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: the allocation is owned, like a `Box<[u8]>`.
-unsafe impl Send for Allocation {}
-// SAFETY: shared access only reads, unless it comes from an owner that was borrowed mutably.
-unsafe impl Sync for Allocation {}
-
-impl Allocation {
-    fn zeroed(bytes: usize) -> Allocation {
-        let layout = Allocation::layout(bytes);
-        // SAFETY: the layout has at least `ALIGNMENT` bytes.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Allocation { start, bytes }
-    }
-
-    fn layout(bytes: usize) -> Layout {
-        Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).expect("a size below isize::MAX")
-    }
-
-    fn as_slice(&self) -> &[u8] {
-        // SAFETY: the allocation has this many initialised bytes and lives as long as the borrow.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
-    }
-
-    fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` makes the borrow unique.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
-    }
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        // SAFETY: allocated by `zeroed` with the same layout.
-        unsafe { dealloc(self.start.as_ptr(), Allocation::layout(self.bytes)) };
-    }
-}
-
-impl AsRef<[u8]> for Allocation {
-    fn as_ref(&self) -> &[u8] {
-        self.as_slice()
-    }
-}
-
 /// Immutable bytes at a multiple of `ALIGNMENT`, such as a packed constant. Clones share them.
 #[derive(Clone)]
 pub struct AlignedBytes(Arc<Bytes>);
@@ -280,17 +231,31 @@ impl AlignedBytes {
     /// A copy of these elements.
     pub fn from_slice<T: Element>(elements: &[T]) -> AlignedBytes {
         let bytes = as_bytes(elements);
-        let mut allocation = Allocation::zeroed(bytes.len());
-        allocation.as_mut_slice().copy_from_slice(bytes);
+        AlignedBytes::from_parts(bytes.len(), [bytes])
+    }
+
+    /// A copy of bytes that come in parts and are this many together.
+    pub fn from_parts<'b>(bytes: usize, parts: impl IntoIterator<Item = &'b [u8]>) -> AlignedBytes {
+        AlignedBytes::filled(bytes, |mut target: &mut [u8]| {
+            for part in parts {
+                let (here, rest) = target.split_at_mut(part.len());
+                here.copy_from_slice(part);
+                target = rest;
+            }
+            assert!(target.is_empty(), "the parts have {} bytes less than was said", target.len());
+        })
+    }
+
+    /// This many elements, which are zeros until `fill` writes them in place.
+    pub fn filled<T: Element>(elements: usize, fill: impl FnOnce(&mut [T])) -> AlignedBytes {
+        let mut allocation = Allocation::zeroed(elements * size_of::<T>());
+        fill(view_mut(allocation.as_mut_slice()).expect("aligned, and whole elements"));
         AlignedBytes(Arc::new(Bytes::from_owner(allocation)))
     }
 
-    /// These bytes: where they are if that is aligned, as a mapped file or an earlier `AlignedBytes` is, else a copy.
-    pub fn from_bytes(bytes: &Bytes) -> AlignedBytes {
-        match bytes.as_ptr().addr().is_multiple_of(ALIGNMENT) {
-            true => AlignedBytes(Arc::new(bytes.clone())),
-            false => AlignedBytes::from_slice(bytes),
-        }
+    /// These bytes where they are, if that is aligned, as a mapped file or an earlier `AlignedBytes` is.
+    pub fn try_from_bytes(bytes: &Bytes) -> Option<AlignedBytes> {
+        bytes.as_ptr().addr().is_multiple_of(ALIGNMENT).then(|| AlignedBytes(Arc::new(bytes.clone())))
     }
 
     /// The bytes.
@@ -331,7 +296,7 @@ impl Arena {
 
     /// Its length in bytes.
     pub fn bytes(&self) -> usize {
-        self.0.bytes
+        self.0.bytes()
     }
 }
 
@@ -367,7 +332,7 @@ impl<'a, 'o> Bound<'a, 'o> {
         assert!(slots.arena_bytes <= self.arena.bytes(), "the step was checked against a larger arena");
         Args {
             slots,
-            arena: self.arena.0.start.as_ptr(),
+            arena: self.arena.0.start(),
             constants: self.constants,
             inputs: self.inputs,
             outputs: self.outputs.as_mut_ptr().cast(),

@@ -135,3 +135,24 @@ fn views_need_whole_aligned_elements() {
     assert_eq!(view::<f64>(&[]), Some(&[][..]));
     assert_eq!(constant.as_bytes().as_ptr().addr() % ALIGNMENT, 0);
 }
+
+#[test]
+fn small_and_mapped_bytes_are_zero_until_they_are_filled() {
+    for elements in [0, 3, 1 << 18] {
+        let bytes = AlignedBytes::filled(elements, |zeros: &mut [u32]| {
+            assert!(zeros.iter().all(|&zero| zero == 0));
+            zeros.fill(7);
+        });
+        assert!(bytes.as_bytes().as_ptr().addr().is_multiple_of(ALIGNMENT));
+        assert_eq!(bytes.view::<u32>().unwrap(), vec![7; elements]);
+    }
+}
+
+#[test]
+fn bytes_come_together_from_their_parts() {
+    let bytes: Vec<u8> = (0..=255).collect();
+    assert_eq!(AlignedBytes::from_parts(256, bytes.chunks(100)).as_bytes(), bytes);
+    let shared = AlignedBytes::from_slice(&bytes).into_bytes();
+    assert!(AlignedBytes::try_from_bytes(&shared).is_some());
+    assert!(AlignedBytes::try_from_bytes(&shared.slice(1..)).is_none());
+}

@@ -15,7 +15,7 @@ use crate::conv_winograd::{
 use crate::conv_winograd_line::{conv_line, is_line_form, line_cycles, line_filter_len, line_scratch_len, pack_line};
 use crate::epilogue::{Bias, Epilogue};
 use crate::gemm_drive::{DriveEpilogue, DriveShape, Item, SourceB, drive, drive_scratch_len};
-use crate::gemm_pack::{MatrixA, MatrixB, pack_a, pack_a_words};
+use crate::gemm_pack::{MatrixA, MatrixB, pack_a_into, pack_a_words_into};
 use crate::isa::{Exec, Isa};
 
 /// The sizes of a convolution. Padding at the bottom and right follows from the output sizes.
@@ -195,24 +195,31 @@ pub fn packed_filter_len(tactic: ConvTactic, shape: &ConvShape) -> usize {
 /// The form of a filter [out, in / groups, height, width] that `conv` reads. Depends on `isa`, the tactic and the shape
 /// of the filter only.
 pub fn pack_filter(isa: Isa, tactic: ConvTactic, shape: &ConvShape, weights: &[f32]) -> Vec<f32> {
+    let mut packed = vec![0.0; packed_filter_len(tactic, shape)];
+    pack_filter_into(isa, tactic, shape, weights, &mut packed);
+    packed
+}
+
+/// As `pack_filter`, into `packed_filter_len` elements.
+pub fn pack_filter_into(isa: Isa, tactic: ConvTactic, shape: &ConvShape, weights: &[f32], packed: &mut [f32]) {
     shape.check();
+    assert_eq!(packed.len(), packed_filter_len(tactic, shape), "elements of the packed filter");
     assert!(tactic.covers(shape), "{tactic:?} for {shape:?}");
     let DriveShape { m, k, .. } = shape.drive_shape(tactic.arithmetic());
     let (channels, taps) = (shape.channels_per_group(), shape.taps());
     assert!(weights.len() >= shape.out_channels * k, "filter of {} for {shape:?}", weights.len());
     let weights = &weights[..shape.out_channels * k];
     if let Some(tile) = tactic.tile() {
-        return pack_winograd(isa, tile, shape, weights);
+        return pack_winograd(isa, tile, shape, weights, packed);
     }
     if tactic == ConvTactic::WinogradLine {
-        return pack_line(isa, shape, weights);
+        return pack_line(isa, shape, weights, packed);
     }
     if tactic == ConvTactic::Depthwise || weights.is_empty() {
-        return weights.to_vec();
+        return packed.copy_from_slice(weights);
     }
-    let mut packed = Vec::with_capacity(weights.len());
     let mut group_rows = vec![0.0; m * k];
-    for group in weights.chunks_exact(m * k) {
+    for (group, packed) in weights.chunks_exact(m * k).zip(packed.chunks_exact_mut(m * tactic.arithmetic().steps(k))) {
         for (row, weights) in group_rows.chunks_exact_mut(k).zip(group.chunks_exact(k)) {
             for (index, weight) in weights.iter().enumerate() {
                 let (channel, tap) = (index / taps, index % taps);
@@ -220,12 +227,11 @@ pub fn pack_filter(isa: Isa, tactic: ConvTactic, shape: &ConvShape, weights: &[f
             }
         }
         let rows = MatrixA::Rows { data: &group_rows, stride: k };
-        packed.extend(match tactic.arithmetic() {
-            Arithmetic::F32 => pack_a(isa, m, k, rows),
-            Arithmetic::Bf16 => pack_a_words(isa, m, k, rows),
-        });
+        match tactic.arithmetic() {
+            Arithmetic::F32 => pack_a_into(isa, m, k, rows, packed),
+            Arithmetic::Bf16 => pack_a_words_into(isa, m, k, rows, packed),
+        }
     }
-    packed
 }
 
 /// Elements of scratch that `conv` needs with a pool of up to this many threads.

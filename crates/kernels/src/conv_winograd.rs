@@ -52,10 +52,9 @@ fn filter_tiles(isa: Isa, filters: usize) -> usize {
 }
 
 /// The packed form: for each row tile and factor, the channels with the tile's rows side by side.
-pub(crate) fn pack_winograd(isa: Isa, tile: usize, shape: &ConvShape, weights: &[f32]) -> Vec<f32> {
+pub(crate) fn pack_winograd(isa: Isa, tile: usize, shape: &ConvShape, weights: &[f32], packed: &mut [f32]) {
     let (channels, filters) = (shape.in_channels, shape.out_channels);
     let factors = tile * tile;
-    let mut packed = vec![0.0; winograd_filter_len(tile, shape)];
     let tiles = filter_tiles(isa, filters);
     for row_tile in 0..tiles {
         let rows = share(filters, tiles, row_tile);
@@ -69,7 +68,6 @@ pub(crate) fn pack_winograd(isa: Isa, tile: usize, shape: &ConvShape, weights: &
             }
         }
     }
-    packed
 }
 
 /// Elements of the packed filter.

@@ -51,9 +51,8 @@ fn row_tiles(isa: Isa, filters: usize) -> usize {
 }
 
 /// The packed form: for each row tile and factor, the channels with the tile's rows side by side.
-pub(crate) fn pack_line(isa: Isa, shape: &ConvShape, weights: &[f32]) -> Vec<f32> {
+pub(crate) fn pack_line(isa: Isa, shape: &ConvShape, weights: &[f32], packed: &mut [f32]) {
     let (channels, filters, taps) = (shape.in_channels, shape.out_channels, shape.filter_width);
-    let mut packed = vec![0.0; line_filter_len(shape)];
     let tiles = row_tiles(isa, filters);
     for row_tile in 0..tiles {
         let rows = share(filters, tiles, row_tile);
@@ -67,7 +66,6 @@ pub(crate) fn pack_line(isa: Isa, shape: &ConvShape, weights: &[f32]) -> Vec<f32
             }
         }
     }
-    packed
 }
 
 /// The factors of one row of taps: the polynomial with these coefficients at each point, over the point's denominator.

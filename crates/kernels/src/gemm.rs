@@ -6,7 +6,10 @@
 pub use crate::arithmetic::Arithmetic;
 pub use crate::epilogue::{Activation, Bias, Epilogue};
 use crate::gemm_drive::{DriveEpilogue, DriveShape, Item, SourceB, drive, drive_scratch_len};
-pub use crate::gemm_pack::{MatrixA, MatrixB, pack_a, pack_a_words, pack_b, pack_b_words, packed_b_len};
+pub use crate::gemm_pack::{
+    MatrixA, MatrixB, pack_a, pack_a_words, pack_b, pack_b_columns, pack_b_rows, pack_b_words, packed_b_len,
+    panel_columns,
+};
 use crate::isa::{Exec, Isa};
 
 /// Whether an operand was packed before.

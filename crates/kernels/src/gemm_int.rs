@@ -85,6 +85,13 @@ pub fn packed_b_int_len(k: usize, n: usize) -> usize {
 /// Packs B, `[k, n]` row-major or, if `is_transposed`, `[n, k]`. The bytes are the same on every machine.
 pub fn pack_b_int(k: usize, n: usize, b: &[u8], is_signed: bool, is_transposed: bool) -> Vec<u8> {
     let mut packed = vec![0; packed_b_int_len(k, n)];
+    pack_constant_b_int(k, n, b, is_signed, is_transposed, &mut packed);
+    packed
+}
+
+/// As `pack_b_int`, into a buffer of `packed_b_int_len` bytes.
+pub fn pack_constant_b_int(k: usize, n: usize, b: &[u8], is_signed: bool, is_transposed: bool, packed: &mut [u8]) {
+    assert_eq!(packed.len(), packed_b_int_len(k, n), "bytes of the packed B");
     let (panels, sums) = packed.split_at_mut(sums_offset(k, n));
     let panel_bytes = panel_bytes(k);
     for panel in 0..n.div_ceil(PANEL) {
@@ -92,10 +99,9 @@ pub fn pack_b_int(k: usize, n: usize, b: &[u8], is_signed: bool, is_transposed: 
         let sums = &mut sums[panel * PANEL * 4..][..PANEL * 4];
         pack_panel(k, n, panel * PANEL, b, is_signed, is_transposed, bytes, sums);
     }
-    packed
 }
 
-/// As `pack_b_int`, into a buffer of `packed_b_int_len` bytes: for a B that is computed at run time.
+/// As `pack_b_int`, by all threads, into a buffer of `packed_b_int_len` bytes: for a B that is computed at run time.
 pub fn pack_b_int_into(
     exec: &Exec,
     k: usize,

@@ -54,15 +54,20 @@ pub enum MatrixB<'a> {
 
 /// The packed form of A.
 pub fn pack_a(isa: Isa, m: usize, k: usize, a: MatrixA) -> Vec<f32> {
-    a.check(m, k);
     let mut packed = vec![0.0; m * k];
+    pack_a_into(isa, m, k, a, &mut packed);
+    packed
+}
+
+/// Writes the packed form of A to `packed`, m·k elements.
+pub(crate) fn pack_a_into(isa: Isa, m: usize, k: usize, a: MatrixA, packed: &mut [f32]) {
+    a.check(m, k);
     let tiles = row_tiles(isa, m);
     for tile in 0..tiles {
         let rows = share(m, tiles, tile);
         let target = &mut packed[rows.start * k..rows.end * k];
         pack_a_tile(Isa::detect(), a, rows, 0..k, m, k, target);
     }
-    packed
 }
 
 /// The packed form of B.
@@ -79,15 +84,20 @@ pub fn pack_b(isa: Isa, k: usize, n: usize, b: MatrixB) -> Vec<f32> {
 
 /// The packed form of A for bf16 products: words of two successive k.
 pub fn pack_a_words(isa: Isa, m: usize, k: usize, a: MatrixA) -> Vec<f32> {
+    let mut words = vec![0.0; m * Arithmetic::Bf16.steps(k)];
+    pack_a_words_into(isa, m, k, a, &mut words);
+    words
+}
+
+/// As `pack_a_words`, into as many elements.
+pub(crate) fn pack_a_words_into(isa: Isa, m: usize, k: usize, a: MatrixA, words: &mut [f32]) {
     let packed = pack_a(isa, m, k, a);
     let steps = Arithmetic::Bf16.steps(k);
-    let mut words = vec![0.0; m * steps];
     let tiles = row_tiles(isa, m);
     for rows in (0..tiles).map(|tile| share(m, tiles, tile)) {
         let source = &packed[rows.start * k..rows.end * k];
         join_rows(Isa::detect(), source, rows.len(), &mut words[rows.start * steps..rows.end * steps]);
     }
-    words
 }
 
 /// The packed form of B for bf16 products: words of two successive k. It has the elements of a matrix of half as many rows.
@@ -100,6 +110,35 @@ pub fn pack_b_words(isa: Isa, k: usize, n: usize, b: MatrixB) -> Vec<f32> {
         join_rows(Isa::detect(), source, width, target);
     }
     words
+}
+
+/// Writes the part of the packed form of B, k × n, that comes from some of its rows: those from `first` on.
+pub fn pack_b_rows(isa: Isa, k: usize, n: usize, first: usize, rows: &[f32], packed: &mut [f32]) {
+    let width = tile_shape(isa).cols;
+    let count = rows.len().checked_div(n).unwrap_or(0);
+    for panel in 0..n.div_ceil(width) {
+        let columns = panel * width..n.min((panel + 1) * width);
+        let target = &mut packed[(panel * k + first) * width..][..count * width];
+        pack_b_panel(Isa::detect(), width, MatrixB::Rows { data: rows, stride: n }, 0..count, columns, k, target);
+    }
+}
+
+/// Writes the part of the packed form of B, k × n, that comes from some of its columns, which lie one after another:
+/// those from `first` on, a multiple of `panel_columns`.
+pub fn pack_b_columns(isa: Isa, k: usize, first: usize, columns: &[f32], packed: &mut [f32]) {
+    let width = tile_shape(isa).cols;
+    assert!(first.is_multiple_of(width), "column {first} is not the first of a panel of {width}");
+    let count = columns.len().checked_div(k).unwrap_or(0);
+    for start in (0..count).step_by(width) {
+        let target = &mut packed[(first + start) * k..][..width * k];
+        let range = start..count.min(start + width);
+        pack_b_panel(Isa::detect(), width, MatrixB::Columns { data: columns, stride: k }, 0..k, range, k, target);
+    }
+}
+
+/// Columns of B that lie together in its packed form.
+pub fn panel_columns(isa: Isa) -> usize {
+    tile_shape(isa).cols
 }
 
 /// How many elements the packed form of a k × n matrix B has.

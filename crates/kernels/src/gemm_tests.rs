@@ -328,3 +328,25 @@ fn bf16_products_round_their_operands_and_nothing_else() {
         }
     }
 }
+
+#[test]
+fn b_packs_in_parts_as_it_packs_whole() {
+    for (k, n) in [(7, 5), (33, 70), (64, 96), (1, 1), (5, 0)] {
+        let b = Lcg::new(21).floats(k * n);
+        let columns = transposed(k, n, &b);
+        for isa in supported() {
+            let whole = pack_b(isa, k, n, MatrixB::Rows { data: &b, stride: n });
+            let mut by_rows = vec![f32::NAN; whole.len()];
+            for (index, rows) in b.chunks((3 * n).max(1)).enumerate() {
+                pack_b_rows(isa, k, n, 3 * index, rows, &mut by_rows);
+            }
+            assert_eq!(by_rows, whole, "{k}×{n} {}", isa.name());
+            let mut by_columns = vec![f32::NAN; whole.len()];
+            let width = panel_columns(isa);
+            for (index, part) in columns.chunks(2 * width * k).enumerate() {
+                pack_b_columns(isa, k, 2 * width * index, part, &mut by_columns);
+            }
+            assert_eq!(by_columns, whole, "{k}×{n} {}", isa.name());
+        }
+    }
+}

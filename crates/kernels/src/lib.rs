@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)]
 
+mod allocation;
 pub mod arena;
 pub mod arithmetic;
 pub mod attention;

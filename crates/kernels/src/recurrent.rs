@@ -5,7 +5,7 @@
 //! and its later outputs are zeros.
 
 use crate::epilogue::{Activation, Epilogue};
-use crate::gemm::{MatrixA, MatrixB, Packing, gemm, gemm_scratch_len, pack_b, packed_b_len};
+use crate::gemm::{MatrixA, MatrixB, Packing, gemm, gemm_scratch_len, pack_b_columns, packed_b_len};
 use crate::isa::{Exec, Isa};
 use crate::math::{clamp, sigmoid, tanh};
 use crate::simd::multiversion;
@@ -47,17 +47,17 @@ pub struct Start<'a> {
     pub lengths: Option<&'a [i32]>,
 }
 
-/// The packed form of recurrent weights R [gates * hidden, hidden] for `lstm` (4 gates) and `rnn` (1).
-pub fn pack_recurrent(isa: Isa, gates: usize, hidden: usize, r: &[f32]) -> Vec<f32> {
-    pack_b(isa, hidden, gates * hidden, MatrixB::Columns { data: r, stride: hidden })
+/// Writes the packed form of recurrent weights R [gates * hidden, hidden] for `lstm` (4 gates) and `rnn` (1).
+pub fn pack_recurrent(isa: Isa, hidden: usize, r: &[f32], packed: &mut [f32]) {
+    pack_b_columns(isa, hidden, 0, r, packed);
 }
 
-/// The packed form of recurrent weights R [3 * hidden, hidden] for `gru`: gates z and r, then h.
-pub fn pack_recurrent_gru(isa: Isa, hidden: usize, r: &[f32]) -> Vec<f32> {
+/// Writes the packed form of recurrent weights R [3 * hidden, hidden] for `gru`: gates z and r, then h.
+pub fn pack_recurrent_gru(isa: Isa, hidden: usize, r: &[f32], packed: &mut [f32]) {
     let (first, second) = r.split_at(2 * hidden * hidden);
-    let mut packed = pack_recurrent(isa, 2, hidden, first);
-    packed.extend(pack_recurrent(isa, 1, hidden, second));
-    packed
+    let (first_packed, second_packed) = packed.split_at_mut(packed_b_len(isa, hidden, 2 * hidden));
+    pack_recurrent(isa, hidden, first, first_packed);
+    pack_recurrent(isa, hidden, second, second_packed);
 }
 
 /// Elements of scratch that `lstm` needs.

@@ -82,6 +82,19 @@ fn assert_near(actual: &[f32], expected: &[f64], what: &str) {
     }
 }
 
+fn packed(isa: Isa, gates: usize, hidden: usize, r: &[f32]) -> Vec<f32> {
+    let mut packed = vec![f32::NAN; packed_b_len(isa, hidden, gates * hidden)];
+    pack_recurrent(isa, hidden, r, &mut packed);
+    packed
+}
+
+fn packed_gru(isa: Isa, hidden: usize, r: &[f32]) -> Vec<f32> {
+    let len = packed_b_len(isa, hidden, 2 * hidden) + packed_b_len(isa, hidden, hidden);
+    let mut packed = vec![f32::NAN; len];
+    pack_recurrent_gru(isa, hidden, r, &mut packed);
+    packed
+}
+
 #[test]
 fn lstm_matches_its_definition() {
     for case in cases() {
@@ -108,7 +121,7 @@ fn lstm_matches_its_definition() {
                 *h = next_h;
             });
             for_each_exec(|exec| {
-                let weights = pack_recurrent(exec.isa(), 4, hidden, &r);
+                let weights = packed(exec.isa(), 4, hidden, &r);
                 let mut scratch = vec![f32::NAN; lstm_scratch_len(exec.isa(), exec.threads(), &case.shape)];
                 let mut actual = vec![0.0; steps * y_stride];
                 let (mut h, mut c) = (vec![f32::NAN; batch * hidden], vec![f32::NAN; batch * hidden]);
@@ -154,7 +167,7 @@ fn gru_matches_its_definition() {
                 *h = next;
             });
             for_each_exec(|exec| {
-                let weights = pack_recurrent_gru(exec.isa(), hidden, &r);
+                let weights = packed_gru(exec.isa(), hidden, &r);
                 let mut scratch = vec![f32::NAN; gru_scratch_len(exec.isa(), exec.threads(), &case.shape)];
                 let (mut actual, mut h) = (vec![0.0; steps * y_stride], vec![f32::NAN; batch * hidden]);
                 let (shape, start) = (&case.shape, case.start());
@@ -178,7 +191,7 @@ fn rnn_matches_its_definition() {
             *h = (0..hidden).map(|lane| limit(f64::from(x[lane]) + dot(&r, lane, h)).tanh()).collect();
         });
         for_each_exec(|exec| {
-            let weights = pack_recurrent(exec.isa(), 1, hidden, &r);
+            let weights = packed(exec.isa(), 1, hidden, &r);
             let mut scratch = vec![f32::NAN; rnn_scratch_len(exec.isa(), exec.threads(), &case.shape)];
             let (mut actual, mut h) = (vec![0.0; steps * y_stride], vec![f32::NAN; batch * hidden]);
             let (shape, start) = (&case.shape, case.start());
@@ -201,7 +214,7 @@ fn a_layer_without_y_or_start_leaves_only_its_state() {
         y_stride: 1,
         clip: f32::INFINITY,
     };
-    let weights = pack_recurrent(Isa::Portable, 1, 1, &[2.0]);
+    let weights = packed(Isa::Portable, 1, 1, &[2.0]);
     let pool = crate::pool::ThreadPool::new(1);
     let exec = Exec::new(Isa::Portable, &pool).unwrap();
     let mut scratch = vec![0.0; rnn_scratch_len(Isa::Portable, 1, &shape)];

@@ -3,8 +3,11 @@
 //! cast may grow by the ratio of its element types: weights that an exporter stores as bytes and casts would otherwise be
 //! cast, and packed, in every run.
 
+use std::collections::HashMap;
+
+use precast_ir::eval_parts::eval_in_parts;
 use precast_ir::graph::{GraphCopy, GraphError};
-use precast_ir::{Graph, Node, Op};
+use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::{Tensor, Type};
 
 use crate::log::{Log, Reason};
@@ -34,26 +37,83 @@ const TOO_MUCH_WORK: Reason = "too-much-work";
 
 fn fold_constants(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::with_inputs(graph);
+    let mut folded = Folded::new(graph);
     for node in graph.nodes() {
-        let inputs = copy.get_all(&node.inputs);
-        let constants: Option<Vec<Tensor>> = inputs.iter().map(|&input| copy.new.constant(input).cloned()).collect();
+        let constants = folded.constants(node);
         let refusal = constants.as_ref().and_then(|constants| refusal(graph, node, constants));
         if let Some(reason) = refusal {
             log.refused(node, reason);
         }
-        let results = constants.filter(|_| refusal.is_none()).and_then(|constants| node.op.eval(&constants).ok());
-        match results {
+        let constants = constants.filter(|_| refusal.is_none());
+        match constants.and_then(|constants| eval_in_parts(&node.op, &constants).ok()) {
             Some(results) => {
                 log.fired(node);
-                for (&output, tensor) in node.outputs.iter().zip(results) {
-                    let constant = copy.new.add_constant(tensor);
-                    copy.set(output, constant);
-                }
+                folded.keep(node, results);
             }
-            None => copy.node(node)?,
+            None => {
+                folded.add_to(&mut copy, &node.inputs);
+                copy.node(node)?;
+            }
+        }
+        folded.drop_unused(node);
+    }
+    let outputs = graph.outputs().iter().map(|output| output.value);
+    let kept: Vec<ValueId> = outputs.chain(graph.sizes.iter().map(|size| size.value)).collect();
+    folded.add_to(&mut copy, &kept);
+    Ok(copy.finish())
+}
+
+/// Results of folded nodes that a later node reads. They become constants of the new Graph only where a node that stays
+/// reads them: a chain of large ones would else be in memory all at once.
+struct Folded<'a> {
+    graph: &'a Graph,
+    tensors: HashMap<ValueId, Tensor>,
+    /// Nodes that have yet to read each value.
+    readers: Vec<usize>,
+}
+
+impl<'a> Folded<'a> {
+    fn new(graph: &'a Graph) -> Folded<'a> {
+        let mut readers = vec![0; graph.values().len()];
+        let reads = graph.nodes().iter().flat_map(|node| node.inputs.iter().copied());
+        let outputs = graph.outputs().iter().map(|output| output.value);
+        for value in reads.chain(outputs).chain(graph.sizes.iter().map(|size| size.value)) {
+            readers[value.0 as usize] += 1;
+        }
+        Folded { graph, tensors: HashMap::new(), readers }
+    }
+
+    /// The operands of a node, if all are constants.
+    fn constants(&self, node: &Node) -> Option<Vec<Tensor>> {
+        let find = |value: &ValueId| self.tensors.get(value).or_else(|| self.graph.constant(*value)).cloned();
+        node.inputs.iter().map(find).collect()
+    }
+
+    fn keep(&mut self, node: &Node, results: Vec<Tensor>) {
+        self.tensors.extend(node.outputs.iter().copied().zip(results));
+    }
+
+    /// Makes those of these values that were folded constants of the new Graph.
+    fn add_to(&self, copy: &mut GraphCopy<'_>, values: &[ValueId]) {
+        for value in values {
+            if let Some(tensor) = self.tensors.get(value).filter(|_| !copy.has(*value)) {
+                let constant = copy.new.add_constant(tensor.clone());
+                copy.set(*value, constant);
+            }
         }
     }
-    Ok(copy.finish())
+
+    /// Lets go of what no node reads after this one.
+    fn drop_unused(&mut self, node: &Node) {
+        for input in &node.inputs {
+            self.readers[input.0 as usize] -= 1;
+        }
+        for value in node.inputs.iter().chain(&node.outputs) {
+            if self.readers[value.0 as usize] == 0 {
+                self.tensors.remove(value);
+            }
+        }
+    }
 }
 
 /// Whether the op's meaning needs nothing but its inputs, and does more than copy them.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use precast_program::ArtifactStore;
 use precast_program::store::StoreError;
-use precast_tensor::{DType, Digest, Tensor, map_file};
+use precast_tensor::{DType, Digest, Tensor, map_file_pages};
 
 /// First bytes of a constant file: element type and shape follow as text up to a newline, then the bytes.
 const MAGIC: &str = "precast-constant";
@@ -47,11 +47,12 @@ impl ArtifactStore for FolderStore {
 
     fn get(&self, digest: &Digest) -> Result<Tensor, StoreError> {
         let name = digest.to_string();
-        let bytes = map_file(self.path(digest)).map_err(|source| match source.kind() {
+        let (bytes, pages) = map_file_pages(self.path(digest)).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => StoreError::Missing(name.clone()),
             _ => StoreError::Io { digest: name.clone(), source },
         })?;
         let tensor = decode(&bytes).ok_or_else(|| StoreError::Corrupt(name.clone()))?;
+        let tensor = tensor.in_pages(&pages);
         if tensor.digest() != *digest {
             return Err(StoreError::Corrupt(name));
         }

@@ -46,6 +46,27 @@ struct BodyKey {
 /// Runs one Graph.
 pub struct GraphRunner {
     shared: Arc<Shared>,
+    pieces: Pieces,
+}
+
+/// What a Graph is made of.
+enum Pieces {
+    /// One part, whose inputs and outputs are the Graph's own.
+    Whole(Mutex<Whole>),
+    /// Parts with host nodes between them.
+    Cut(Box<CutGraph>),
+}
+
+/// A Graph that is one part. Its Graph is let go once it is compiled, with the constants that only the compiler needs.
+enum Whole {
+    Graph(Box<Graph>),
+    Compiled(Arc<Program>),
+    Loaded(Arc<ContextPool>),
+}
+
+/// A Graph that is several parts.
+struct CutGraph {
+    shared: Arc<Shared>,
     graph: Graph,
     segments: Vec<Segment>,
     parts: Mutex<HashMap<PartKey, Arc<ContextPool>>>,
@@ -55,39 +76,74 @@ pub struct GraphRunner {
 impl GraphRunner {
     /// A runner of a Graph whose input dims are numbers.
     pub fn new(shared: Arc<Shared>, graph: &Graph) -> Result<GraphRunner, Error> {
-        let graph = run_passes(graph, CANONICAL, &PassOptions::default())?;
-        let segments = cut_segments(&graph)?;
-        let (parts, bodies) = (Mutex::default(), Mutex::default());
-        Ok(GraphRunner { shared, graph, segments, parts, bodies })
+        let canonical = run_passes(graph, CANONICAL, &PassOptions::default())?;
+        graph.release_pages();
+        let segments = cut_segments(&canonical)?;
+        let is_host = |segment: &Segment| matches!(segment, Segment::Host { .. });
+        let is_whole = segments.len() <= 1 && !segments.iter().any(is_host) && canonical.symbols().is_empty();
+        let pieces = match is_whole {
+            true => Pieces::Whole(Mutex::new(Whole::Graph(Box::new(canonical)))),
+            false => Pieces::Cut(Box::new(CutGraph::new(shared.clone(), canonical, segments))),
+        };
+        Ok(GraphRunner { shared, pieces })
     }
 
-    /// The Program of a Graph that is one part, whose inputs and outputs are the Graph's own.
+    /// The Program of a Graph that is one part, loaded.
     pub fn whole(&self) -> Result<Option<Arc<ContextPool>>, Error> {
-        if !self.is_whole() {
-            return Ok(None);
+        match &self.pieces {
+            Pieces::Whole(whole) => self.load_whole(whole).map(Some),
+            Pieces::Cut(_) => Ok(None),
         }
-        let key = PartKey { part: usize::MAX, types: Vec::new(), bindings: Vec::new() };
-        self.part(key, || Ok(self.graph.clone())).map(Some)
+    }
+
+    fn load_whole(&self, whole: &Mutex<Whole>) -> Result<Arc<ContextPool>, Error> {
+        let mut whole = whole.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Whole::Graph(graph) = &*whole {
+            let program = self.shared.target.compile(graph, &Bucket::default(), &self.shared.store)?;
+            *whole = Whole::Compiled(Arc::new(program));
+        }
+        let pool = match &*whole {
+            Whole::Loaded(pool) => return Ok(pool.clone()),
+            Whole::Compiled(program) => self.shared.load(program)?,
+            Whole::Graph(_) => unreachable!("it was compiled above"),
+        };
+        *whole = Whole::Loaded(pool.clone());
+        Ok(pool)
     }
 
     /// The Program of a Graph that is one part, compiled but not loaded.
-    pub fn compile_whole(&self, bucket: &Bucket) -> Result<Option<Program>, Error> {
-        if !self.is_whole() {
-            return Ok(None);
+    pub fn compile_whole(self, bucket: &Bucket) -> Result<Option<Program>, Error> {
+        let Pieces::Whole(whole) = self.pieces else { return Ok(None) };
+        match whole.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+            Whole::Graph(graph) => Ok(Some(self.shared.target.compile(&graph, bucket, &self.shared.store)?)),
+            Whole::Compiled(program) => Ok(Some(Program::clone(&program))),
+            Whole::Loaded(pool) => Ok(Some(pool.program().clone())),
         }
-        Ok(Some(self.shared.target.compile(&self.graph, bucket, &self.shared.store)?))
-    }
-
-    fn is_whole(&self) -> bool {
-        let is_host = |segment: &Segment| matches!(segment, Segment::Host { .. });
-        self.segments.len() <= 1 && !self.segments.iter().any(is_host) && self.graph.symbols().is_empty()
     }
 
     /// Outputs in order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
-        if let Some(whole) = self.whole()? {
-            return Ok(whole.run(inputs)?);
+        match &self.pieces {
+            Pieces::Whole(whole) => Ok(self.load_whole(whole)?.run(inputs)?),
+            Pieces::Cut(cut) => cut.run(inputs),
         }
+    }
+}
+
+impl Shared {
+    fn load(&self, program: &Arc<Program>) -> Result<Arc<ContextPool>, Error> {
+        let loaded = self.device.load(program, &self.store)?;
+        Ok(Arc::new(ContextPool::new(loaded, self.device.clone())))
+    }
+}
+
+impl CutGraph {
+    fn new(shared: Arc<Shared>, graph: Graph, segments: Vec<Segment>) -> CutGraph {
+        CutGraph { shared, graph, segments, parts: Mutex::default(), bodies: Mutex::default() }
+    }
+
+    /// Outputs in order.
+    fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
         let mut values = Values::new(&self.graph, inputs);
         for (part, segment) in self.segments.iter().enumerate() {
             match segment {
@@ -134,8 +190,7 @@ impl GraphRunner {
         let graph = graph()?;
         let bucket = Bucket::new(key.bindings.iter().cloned());
         let program = Arc::new(self.shared.target.compile(&graph, &bucket, &self.shared.store)?);
-        let loaded = self.shared.device.load(&program, &self.shared.store)?;
-        let part = Arc::new(ContextPool::new(loaded, self.shared.device.clone()));
+        let part = self.shared.load(&program)?;
         if parts.len() >= PARTS_KEPT {
             parts.clear();
         }

@@ -1,7 +1,7 @@
 //! The Graphs of a model for a Session: imported when something must be compiled, not before. What a Session needs to open
 //! (its Interface) is kept as a note of the cache, so that a model whose Programs are cached is not imported at all.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use precast_cache::ProgramCache;
 use precast_cpu::CpuTarget;
@@ -25,15 +25,15 @@ pub(crate) struct ModelSource {
     model: Model,
     import: ImportOptions,
     passes: PassOptions,
-    /// The symbolic Graph, once somebody asked for it.
-    symbolic: OnceLock<Graph>,
+    /// The symbolic Graph, while Programs are compiled from it.
+    symbolic: Mutex<Option<Arc<Graph>>>,
     /// Every set of dims has a Graph of its own.
     is_by_dims: OnceLock<String>,
 }
 
 impl ModelSource {
     pub(crate) fn new(model: &Model, import: ImportOptions, passes: PassOptions) -> ModelSource {
-        let (model, symbolic, is_by_dims) = (model.clone(), OnceLock::new(), OnceLock::new());
+        let (model, symbolic, is_by_dims) = (model.clone(), Mutex::default(), OnceLock::new());
         ModelSource { model, import, passes, symbolic, is_by_dims }
     }
 
@@ -48,7 +48,11 @@ impl ModelSource {
             return Ok(interface);
         }
         let interface = match self.symbolic_graph() {
-            Ok(graph) => Interface::of(graph, Some(&target.optimise(graph)?))?,
+            Ok(graph) => {
+                let interface = Interface::of(&graph, Some(&target.optimise(&graph)?))?;
+                graph.release_pages();
+                interface
+            }
             Err(Error::Import(ImportError::NeedsNumber { dim, what })) => {
                 let why = format!("{what} depends on {dim}");
                 let interface = Interface::of_inputs(self.input_ports()?, &why);
@@ -64,13 +68,27 @@ impl ModelSource {
     }
 
     /// The symbolic Graph.
-    pub(crate) fn symbolic_graph(&self) -> Result<&Graph, Error> {
-        if let Some(graph) = self.symbolic.get() {
-            return Ok(graph);
+    fn symbolic_graph(&self) -> Result<Arc<Graph>, Error> {
+        let mut symbolic = self.symbolic.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(graph) = &*symbolic {
+            return Ok(graph.clone());
         }
-        let graph = run_passes(&self.model.graph(&self.import)?.graph, CANONICAL, &self.passes)?;
+        let graph = Arc::new(self.canonical_graph(&self.import)?);
+        Ok(symbolic.insert(graph).clone())
+    }
+
+    /// Lets go of the symbolic Graph, which may hold folded constants that Programs have in another form. Whoever compiles
+    /// again imports again.
+    pub(crate) fn forget_graph(&self) {
+        self.symbolic.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    fn canonical_graph(&self, import: &ImportOptions) -> Result<Graph, Error> {
+        let imported = self.model.graph(import)?.graph;
+        let graph = run_passes(&imported, CANONICAL, &self.passes)?;
+        imported.release_pages();
         refuse_host_nodes(&graph)?;
-        Ok(self.symbolic.get_or_init(|| graph))
+        Ok(graph)
     }
 
     /// What the Interface depends on, if the model is one file.
@@ -103,9 +121,7 @@ impl ModelSource {
         for port in self.input_ports()? {
             import.shapes.insert(port.name, port.ty.bind(&bindings).dims);
         }
-        let graph = run_passes(&self.model.graph(&import)?.graph, CANONICAL, &self.passes)?;
-        refuse_host_nodes(&graph)?;
-        Ok(graph)
+        self.canonical_graph(&import)
     }
 }
 

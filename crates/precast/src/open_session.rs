@@ -197,7 +197,8 @@ impl ModelSession {
         session.device_label = cpu_label(options.runner.threads);
         let inputs = interface.inputs.iter().map(|input| input.name.clone()).collect();
         let (target, device, cache) = (self.target.clone(), self.device.clone(), self.cache.clone());
-        let session = Session::open(interface, source, session, target, device, cache)?;
+        let session = Session::open(interface, source.clone(), session, target, device, cache)?;
+        source.forget_graph();
         Ok(Form { session, inputs, outputs: self.model.outputs() })
     }
 

@@ -22,6 +22,22 @@ impl Digest {
     }
 }
 
+/// Makes the digest of bytes that come in parts: that of all of them in a row.
+#[derive(Default)]
+pub struct Hasher(blake3::Hasher);
+
+impl Hasher {
+    /// Adds the next part.
+    pub fn update(&mut self, part: &[u8]) {
+        self.0.update(part);
+    }
+
+    /// The digest of the parts so far.
+    pub fn finish(&self) -> Digest {
+        self.0.finalize().into()
+    }
+}
+
 impl From<blake3::Hash> for Digest {
     fn from(hash: blake3::Hash) -> Digest {
         Digest(hash.into())

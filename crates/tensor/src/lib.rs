@@ -30,14 +30,14 @@ mod types;
 #[cfg(test)]
 mod dim_tests;
 
-pub use digest::{Digest, ParseDigestError};
+pub use digest::{Digest, Hasher, ParseDigestError};
 pub use dim::Dim;
 pub use dim_bounds::{Ranges, SymbolRange};
 pub use dim_compare::{Answer, eq, le, lt};
 pub use dim_parse::ParseDimError;
 pub use dtype::DType;
 pub use element::Element;
-pub use mapping::map_file;
+pub use mapping::{FilePages, map_file, map_file_pages};
 pub use symbol::{Bindings, Symbol};
 pub use tensor::{Tensor, TensorError};
 pub use types::{ParseTypeError, Type};

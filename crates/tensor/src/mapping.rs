@@ -1,12 +1,14 @@
 //! Bytes of a file, mapped where nobody else can change them and read into memory otherwise.
 //!
-//! A mapping is only as immutable as its file, so a file that another user may write to is read instead. This
-//! is the one file of the room with unsafe code.
+//! A mapping is only as immutable as its file, so a file that another user may write to is read instead. Pages of a
+//! mapping that were read stay resident until somebody lets them go: `FilePages` does. This is the one file of the room
+//! with unsafe code.
 #![allow(unsafe_code)]
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::path::Path;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use memmap2::Mmap;
@@ -14,6 +16,11 @@ use memmap2::Mmap;
 /// The bytes of a file: mapped if it is a regular file of this user or root that only its owner may write to,
 /// read into memory otherwise.
 pub fn map_file(path: impl AsRef<Path>) -> io::Result<Bytes> {
+    map_file_pages(path).map(|(bytes, _)| bytes)
+}
+
+/// As `map_file`, with the pages that the bytes take while they are read.
+pub fn map_file_pages(path: impl AsRef<Path>) -> io::Result<(Bytes, FilePages)> {
     let path = path.as_ref();
     let in_file = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     let mut file = File::open(path).map_err(in_file)?;
@@ -23,15 +30,60 @@ pub fn map_file(path: impl AsRef<Path>) -> io::Result<Bytes> {
     }
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(in_file)?;
-    Ok(Bytes::from(bytes))
+    Ok((Bytes::from(bytes), FilePages::default()))
 }
 
-fn map(file: &File) -> io::Result<Bytes> {
+/// The resident pages of a mapped file; none where it was read into memory. Clones are of the same pages.
+#[derive(Clone, Debug, Default)]
+pub struct FilePages(Option<Arc<Mmap>>);
+
+impl FilePages {
+    /// Whether these bytes lie in the mapping.
+    pub fn hold(&self, bytes: &[u8]) -> bool {
+        self.offset_of(bytes).is_some()
+    }
+
+    /// Lets the pages go that reading these bytes of the mapping took. The bytes stay as they are: reading them again
+    /// brings pages back from the system's cache of the file.
+    pub fn release(&self, bytes: &[u8]) {
+        #[cfg(unix)]
+        if let (Some(mapping), Some(offset)) = (&self.0, self.offset_of(bytes))
+            && bytes.len() >= RELEASED_BYTES_MIN
+        {
+            // SAFETY: `map` made this mapping of a file, shared and read-only, so a page that is dropped has no bytes of
+            // its own to lose: the next read finds those of the file again. The range was found in the mapping.
+            let advised =
+                unsafe { mapping.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, bytes.len()) };
+            // Advice that is refused costs memory and nothing else.
+            drop(advised);
+        }
+    }
+
+    fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
+        let mapping = self.0.as_ref()?;
+        let offset = bytes.as_ptr().addr().checked_sub(mapping.as_ptr().addr())?;
+        (offset.checked_add(bytes.len())? <= mapping.len()).then_some(offset)
+    }
+}
+
+/// Fewer bytes than this are not worth a system call.
+const RELEASED_BYTES_MIN: usize = 64 << 10;
+
+/// A mapping that keeps itself alive behind `Bytes`.
+struct MappingOwner(Arc<Mmap>);
+
+impl AsRef<[u8]> for MappingOwner {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+fn map(file: &File) -> io::Result<(Bytes, FilePages)> {
     // SAFETY: `map_file` has checked on this open file that it is regular, belongs to this user or root, and that
     // neither group nor others may write to it, so only a process with the rights of this one could change or
     // truncate it. The mapping is read-only and lives as long as the Bytes that own it.
-    let mapping = unsafe { Mmap::map(file) }?;
-    Ok(Bytes::from_owner(mapping))
+    let mapping = Arc::new(unsafe { Mmap::map(file) }?);
+    Ok((Bytes::from_owner(MappingOwner(mapping.clone())), FilePages(Some(mapping))))
 }
 
 #[cfg(unix)]
@@ -66,6 +118,22 @@ mod tests {
         let bytes = map_file(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(&bytes[..], b"abc");
+    }
+
+    #[test]
+    fn released_pages_come_back() {
+        let path = scratch_file("released", &[7; 3 << 16]);
+        let (bytes, pages) = map_file_pages(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let sum = || bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+        let before = sum();
+        pages.release(&bytes[1..]);
+        assert_eq!(sum(), before);
+        assert!(pages.hold(&bytes) && pages.hold(&bytes[5..9]));
+        let others = vec![7; bytes.len()];
+        assert!(!pages.hold(&others) && !FilePages::default().hold(&bytes));
+        pages.release(&others);
+        assert_eq!(others, &bytes[..]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
-use crate::{DType, Digest, Element, Type};
+use crate::{DType, Digest, Element, FilePages, Type};
 
 /// An immutable tensor on the host. Cheap to clone.
 #[derive(Clone)]
@@ -18,9 +18,14 @@ struct Inner {
     dtype: DType,
     shape: Vec<usize>,
     bytes: Bytes,
+    /// What the bytes take of memory while they are read, if they are mapped.
+    pages: FilePages,
     /// Filled on first use: hashing gigabytes of weights is worth doing once.
     digest: OnceLock<Digest>,
 }
+
+/// Bytes that are hashed at once.
+const HASHED_BYTES: usize = 1 << 20;
 
 /// Why a tensor cannot be made or read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -145,7 +150,31 @@ impl Tensor {
 
     /// For callers that have shown size and element values to be right.
     pub(crate) fn from_valid(dtype: DType, shape: Vec<usize>, bytes: Bytes) -> Tensor {
-        Tensor(Arc::new(Inner { dtype, shape, bytes, digest: OnceLock::new() }))
+        Tensor(Arc::new(Inner { dtype, shape, bytes, pages: FilePages::default(), digest: OnceLock::new() }))
+    }
+
+    /// This tensor, whose bytes may lie in a mapped file with these pages.
+    pub fn in_pages(&self, pages: &FilePages) -> Tensor {
+        if !pages.hold(self.as_bytes()) {
+            return self.clone();
+        }
+        let (shape, bytes, digest) = (self.shape().to_vec(), self.bytes().clone(), self.0.digest.clone());
+        Tensor(Arc::new(Inner { dtype: self.dtype(), shape, bytes, pages: pages.clone(), digest }))
+    }
+
+    /// Lets go of the memory that reading the bytes of a mapped file took. Owned bytes stay.
+    pub fn release_pages(&self) {
+        self.0.pages.release(self.as_bytes());
+    }
+
+    /// The bytes in parts of this many, for whoever reads them once: what a mapped file took for one part is let go with
+    /// the next.
+    pub fn read_parts(&self, part_bytes: usize) -> impl Iterator<Item = &[u8]> {
+        let mut last: &[u8] = &[];
+        self.as_bytes().chunks(part_bytes.max(1)).inspect(move |part| {
+            self.0.pages.release(last);
+            last = part;
+        })
     }
 
     /// The type of each element.
@@ -220,7 +249,7 @@ impl Tensor {
     pub fn reshaped(&self, shape: impl Into<Vec<usize>>) -> Result<Tensor, TensorError> {
         let shape = shape.into();
         check_element_count(self.dtype(), &shape, self.len())?;
-        Ok(Tensor::from_valid(self.dtype(), shape, self.bytes().clone()))
+        Ok(Tensor::from_valid(self.dtype(), shape, self.bytes().clone()).in_pages(&self.0.pages))
     }
 
     /// This tensor with bytes that any typed view can read: itself, or a copy where they are not aligned.
@@ -234,7 +263,8 @@ impl Tensor {
         Tensor::from_valid(self.dtype(), self.shape().to_vec(), bytes)
     }
 
-    /// The digest of element type, shape and bytes. Computed once and shared by clones.
+    /// The digest of element type, shape and bytes. Computed once and shared by clones. What reading a mapped file takes
+    /// is let go.
     pub fn digest(&self) -> Digest {
         *self.0.digest.get_or_init(|| {
             let mut hasher = blake3::Hasher::new();
@@ -244,7 +274,11 @@ impl Tensor {
             for size in self.shape() {
                 hasher.update(&(*size as u64).to_le_bytes());
             }
-            hasher.update(self.as_bytes()).finalize().into()
+            for part in self.read_parts(HASHED_BYTES) {
+                hasher.update(part);
+            }
+            self.release_pages();
+            hasher.finalize().into()
         })
     }
 

@@ -16,15 +16,27 @@ use crate::worker::{Request, Worker, ask_own};
 use crate::{fetch, inputs, onnxruntime, openvino};
 
 /// A model that is measured.
-struct Case {
-    model: &'static str,
-    batches: &'static [usize],
+pub struct Case {
+    pub model: &'static str,
+    pub batches: &'static [usize],
     /// Axes whose sizes are not those of the example.
-    sizes: &'static [(usize, usize)],
+    pub sizes: &'static [(usize, usize)],
+}
+
+impl Case {
+    /// The model with the sizes of this case.
+    pub fn entry(&self, models: &[ModelEntry]) -> Result<ModelEntry> {
+        let entry = models.iter().find(|model| model.name == self.model).context("no model of this name")?;
+        let mut entry = entry.clone();
+        for (axis, size) in self.sizes {
+            entry.inputs.iter_mut().for_each(|input| input.example[*axis] = *size);
+        }
+        Ok(entry)
+    }
 }
 
 /// Models in f32.
-const CASES: &[Case] = &[
+pub const CASES: &[Case] = &[
     Case { model: "resnet50", batches: &[1, 8], sizes: &[] },
     Case { model: "mobilenet_v3_large", batches: &[1], sizes: &[] },
     Case { model: "yolov10n", batches: &[1, 4], sizes: &[] },
@@ -42,7 +54,7 @@ const CASES: &[Case] = &[
     Case { model: "recsys190", batches: &[1, 64], sizes: &[] },
 ];
 /// Models whose arithmetic is in integers, against onnxruntime only.
-const INTEGER_CASES: &[Case] = &[
+pub const INTEGER_CASES: &[Case] = &[
     Case { model: "minimind2_small_q8", batches: &[1], sizes: &[] },
     Case { model: "whisper_tiny_q8_encoder", batches: &[1], sizes: &[] },
     Case { model: "whisper_tiny_q8_decoder", batches: &[1], sizes: &[] },
@@ -92,7 +104,8 @@ pub fn run(arguments: &CpuArguments) -> Result<()> {
     let cases = if arguments.int8 { INTEGER_CASES } else { CASES };
     let threads: Vec<usize> = arguments.threads.map_or(vec![2, 1], |threads| vec![threads]);
     let mut rows = Vec::new();
-    for Case { model, batches, sizes } in cases {
+    for case in cases {
+        let Case { model, batches, .. } = case;
         if arguments.only.as_ref().is_some_and(|only| !model.contains(only.as_str())) {
             continue;
         }
@@ -102,7 +115,7 @@ pub fn run(arguments: &CpuArguments) -> Result<()> {
         }
         for &batch in *batches {
             for &threads in &threads {
-                let row = measure(&models, model, batch, sizes, threads, arguments);
+                let row = measure(&models, case, batch, threads, arguments);
                 eprintln!(
                     "{:<24} {:>3} × {} threads: {:>9.3} ms, onnxruntime {:>9.3}, OpenVINO {:>9.3}: {:.2}",
                     row.model,
@@ -127,16 +140,9 @@ pub fn run(arguments: &CpuArguments) -> Result<()> {
     Ok(())
 }
 
-fn measure(
-    models: &[ModelEntry],
-    name: &str,
-    batch: usize,
-    sizes: &[(usize, usize)],
-    threads: usize,
-    arguments: &CpuArguments,
-) -> Row {
+fn measure(models: &[ModelEntry], case: &Case, batch: usize, threads: usize, arguments: &CpuArguments) -> Row {
     let mut row = Row {
-        model: name.to_string(),
+        model: case.model.to_string(),
         batch,
         threads,
         precast_ms: 0.0,
@@ -144,8 +150,8 @@ fn measure(
         openvino_ms: 0.0,
         ahead_of_best: 0.0,
     };
-    if let Err(error) = fill(&mut row, models, sizes, arguments) {
-        eprintln!("{name} at batch {batch}: {error:#}");
+    if let Err(error) = fill(&mut row, models, case, arguments) {
+        eprintln!("{} at batch {batch}: {error:#}", case.model);
     }
     let peers = [row.onnxruntime_ms, row.openvino_ms];
     let best = peers.into_iter().filter(|&ms| ms > 0.0).fold(f64::INFINITY, f64::min);
@@ -156,12 +162,8 @@ fn measure(
 }
 
 /// Measures all sides in turns. A peer that fails leaves a 0 and the others go on.
-fn fill(row: &mut Row, models: &[ModelEntry], sizes: &[(usize, usize)], arguments: &CpuArguments) -> Result<()> {
-    let entry = models.iter().find(|model| model.name == row.model).context("no model of this name")?;
-    let mut entry = entry.clone();
-    for (axis, size) in sizes {
-        entry.inputs.iter_mut().for_each(|input| input.example[*axis] = *size);
-    }
+fn fill(row: &mut Row, models: &[ModelEntry], case: &Case, arguments: &CpuArguments) -> Result<()> {
+    let entry = case.entry(models)?;
     let file = fetch::model_file(&entry)?;
     let folder = tempfile::tempdir()?;
     onnxruntime::write_inputs(folder.path(), &inputs::make(&entry, row.batch)?)?;

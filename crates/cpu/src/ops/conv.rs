@@ -6,11 +6,11 @@ use precast_kernels::conv_int::{self, ConvIntAxis, ConvIntShape};
 use precast_kernels::conv_transpose;
 use precast_kernels::epilogue::{self, Bias};
 use precast_kernels::gemm_int::ZeroPoints;
-use precast_tensor::{DType, Dim};
+use precast_tensor::{DType, Dim, Tensor};
 
 use crate::ops::epilogue::Epilogue;
 use crate::ops::quantize::{zero_point, zero_points};
-use crate::step::{Lowered, Machine, Read, StepNode};
+use crate::step::{Lowered, Machine, Read, StepNode, f32_elements};
 
 /// Height and width of a list of spatial numbers; a 1-D list has height `one`.
 fn plane(list: &[usize], one: usize) -> Option<[usize; 2]> {
@@ -109,14 +109,14 @@ pub fn lower_conv(
         return Ok(None);
     }
     let tactic = conv::choose_tactic(machine.threads, &shape, machine.is_strict);
-    let packed = match step.constant(1) {
-        None => None,
-        Some(filter) => {
-            let filter = filter.to_vec::<f32>().map_err(|error| error.to_string())?;
-            Some(conv::pack_filter(machine.isa, tactic, &shape, &filter))
+    let pack = |filter: &Tensor| {
+        let filter = filter.bytes().clone();
+        move |packed: &mut [f32]| {
+            conv::pack_filter_into(machine.isa, tactic, &shape, &f32_elements(&filter), packed);
         }
     };
-    let mut reads = vec![Read::Input(0), Read::packed(conv::packed_filter_len(tactic, &shape), packed)?];
+    let packed = Read::packed(conv::packed_filter_len(tactic, &shape), step.constant(1).map(pack))?;
+    let mut reads = vec![Read::Input(0), packed];
     let is_own = |input: &usize| Some(*input) != epilogue.residual && epilogue.numbers().all(|number| number != *input);
     let own_bias = (2..step.input_count()).find(is_own);
     let mut push = |input: Option<usize>| {
@@ -166,8 +166,11 @@ pub fn lower_conv_int(step: &StepNode, op: &ConvInt, _machine: Machine) -> Resul
         return Ok(None);
     }
     let (is_x_signed, is_w_signed) = (step.dtype(0) == DType::I8, step.dtype(1) == DType::I8);
-    let packed = step.constant(1).map(|filter| conv_int::pack_conv_int(&shape, filter.as_bytes(), is_w_signed));
-    let packed = Read::packed(conv_int::packed_conv_int_len(&shape), packed)?;
+    let pack = |filter: &Tensor| {
+        let packed = conv_int::pack_conv_int(&shape, filter.as_bytes(), is_w_signed);
+        move |target: &mut [u8]| target.copy_from_slice(&packed)
+    };
+    let packed = Read::packed(conv_int::packed_conv_int_len(&shape), step.constant(1).map(pack))?;
     let has_channel_zeros = elements(3) != 1;
     let zeros = if has_channel_zeros { zero_points(step, 3)? } else { Read::Input(3) };
     let scratch = conv_int::conv_int_scratch_len(&shape, is_x_signed);

@@ -7,11 +7,12 @@ use precast_kernels::gemm::{
     gemm_scratch_len,
 };
 use precast_kernels::gemm_int::{self, GemmInt, ZeroPoints};
+use precast_kernels::isa::Isa;
 use precast_tensor::{DType, Tensor};
 
 use crate::ops::epilogue::Epilogue;
 use crate::ops::quantize::{zero_point, zero_points};
-use crate::step::{Lowered, Machine, Read, StepNode};
+use crate::step::{Lowered, Machine, Read, StepNode, f32_elements};
 
 /// A product of f32 matrices.
 pub fn lower_matmul(
@@ -83,18 +84,26 @@ fn lower_weights(
 
 /// The constant right operand, k × n, in its packed form.
 fn packed_weights(step: &StepNode, op: &Matmul, k: usize, n: usize, machine: Machine) -> Result<Read, String> {
-    let pack = |tensor: &Tensor| -> Result<Vec<f32>, String> {
-        let elements = tensor.to_vec::<f32>().map_err(|error| error.to_string())?;
-        let matrix = if op.transpose_b {
-            MatrixB::Columns { data: &elements, stride: k }
-        } else {
-            MatrixB::Rows { data: &elements, stride: n }
-        };
-        Ok(gemm::pack_b(machine.isa, k, n, matrix))
-    };
-    let packed = step.constant(1).map(pack).transpose()?;
-    Read::packed(gemm::packed_b_len(machine.isa, k, n), packed)
+    let pack = |tensor| move |packed: &mut [f32]| pack_in_parts(tensor, op.transpose_b, k, n, machine.isa, packed);
+    Read::packed(gemm::packed_b_len(machine.isa, k, n), step.constant(1).map(pack))
 }
+
+/// Packs rows of a mapped matrix some at a time, so that neither its pages nor an aligned copy of it are in memory whole.
+fn pack_in_parts(tensor: &Tensor, is_transposed: bool, k: usize, n: usize, isa: Isa, packed: &mut [f32]) {
+    let (row, rows_multiple) = if is_transposed { (k, gemm::panel_columns(isa)) } else { (n, 1) };
+    let row_bytes = row * size_of::<f32>();
+    let rows = PART_BYTES.checked_div(row_bytes).unwrap_or(0).max(1).next_multiple_of(rows_multiple);
+    for (index, part) in tensor.read_parts(rows * row_bytes).enumerate() {
+        let elements = f32_elements(part);
+        match is_transposed {
+            true => gemm::pack_b_columns(isa, k, index * rows, &elements, packed),
+            false => gemm::pack_b_rows(isa, k, n, index * rows, &elements, packed),
+        }
+    }
+}
+
+/// Bytes of a matrix that are packed at once.
+const PART_BYTES: usize = 1 << 20;
 
 fn push(reads: &mut Vec<Read>, input: usize) -> usize {
     reads.push(Read::Input(input));
@@ -202,8 +211,11 @@ pub fn lower_matmul_int(step: &StepNode, _machine: Machine) -> Result<Option<Low
     let is_b_constant = step.is_constant(1);
     let mut reads = vec![Read::Input(0), Read::Input(2)];
     reads.push(if is_b_constant {
-        let packed = step.constant(1).map(|tensor| gemm_int::pack_b_int(k, n, tensor.as_bytes(), is_b_signed, false));
-        Read::packed(gemm_int::packed_b_int_len(k, n), packed)?
+        let pack = |tensor: &Tensor| {
+            let bytes = tensor.bytes().clone();
+            move |packed: &mut [u8]| gemm_int::pack_constant_b_int(k, n, &bytes, is_b_signed, false, packed)
+        };
+        Read::packed(gemm_int::packed_b_int_len(k, n), step.constant(1).map(pack))?
     } else {
         Read::Input(1)
     });

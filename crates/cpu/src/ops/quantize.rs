@@ -78,6 +78,8 @@ pub fn zero_point(bytes: &[u8], is_signed: bool) -> i32 {
 /// Constant zero points as integer kernels read them.
 pub fn zero_points(step: &StepNode, input: usize) -> Result<Read, String> {
     let zeros = step.constant(input).map(Tensor::to_i64_vec).transpose().map_err(|error| error.to_string())?;
-    let zeros: Option<Vec<i32>> = zeros.map(|zeros| zeros.iter().map(|&zero| zero as i32).collect());
-    Read::packed(step.shape(input).iter().product(), zeros)
+    let fill = |zeros: Vec<i64>| {
+        move |target: &mut [i32]| target.iter_mut().zip(&zeros).for_each(|(target, &zero)| *target = zero as i32)
+    };
+    Read::packed(step.shape(input).iter().product(), zeros.map(fill))
 }

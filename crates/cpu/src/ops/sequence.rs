@@ -1,12 +1,14 @@
 //! Recurrent layers in f32 with constant weights: one product for all inputs of a direction, then the recurrence.
 
+use std::borrow::Cow;
+
 use precast_ir::op::{Direction, Recurrent, RecurrentFn, UnaryFn};
 use precast_kernels::epilogue::{Activation, Bias, Epilogue};
 use precast_kernels::gemm::{self, MatrixA, MatrixB, Packing};
 use precast_kernels::recurrent::{self, LstmOptions, Reset, SequenceShape, Start};
 use precast_tensor::DType;
 
-use crate::step::{Lowered, Machine, Read, StepNode};
+use crate::step::{Lowered, Machine, Read, StepNode, f32_elements};
 
 /// Positions of the operands that a recurrent node has.
 #[derive(Clone, Copy, Default)]
@@ -62,15 +64,17 @@ pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Res
     let directions = if op.direction == Direction::Bidirectional { 2 } else { 1 };
     let layer = Layer { steps: x[0], batch: x[1], input: x[2], hidden: op.hidden, gates, directions };
     // While loading the small ones among them are known, being part of the text, but there is nothing left to pack.
-    let packed = if weights().all(|input| step.constant(input).is_some()) {
-        pack(step, op, &operands, layer, machine)?.map(Some)
-    } else {
-        [None, None, None]
-    };
-    let mut reads = vec![Read::Input(0)];
-    for (packed, len) in packed.into_iter().zip(packed_lens(op, layer, machine)) {
-        reads.push(Read::packed(directions * len, packed)?);
-    }
+    let is_known = weights().all(|input| step.constant(input).is_some());
+    let [w_len, r_len, bias_len] = packed_lens(op, layer, machine);
+    let pack_w = |target: &mut [f32]| pack_input_weights(step, layer, machine, target);
+    let pack_r = |target: &mut [f32]| pack_recurrent_weights(step, op, layer, machine, target);
+    let pack_bias = |target: &mut [f32]| pack_biases(step, op, &operands, layer, target);
+    let mut reads = vec![
+        Read::Input(0),
+        Read::packed(directions * w_len, is_known.then_some(pack_w))?,
+        Read::packed(directions * r_len, is_known.then_some(pack_r))?,
+        Read::packed(directions * bias_len, is_known.then_some(pack_bias))?,
+    ];
     let mut push = |input: Option<usize>| {
         input.map(|input| {
             reads.push(Read::Input(input));
@@ -207,54 +211,52 @@ fn usual_activations(op: &Recurrent) -> Option<Vec<Activation>> {
     is_usual.then(|| vec![Activation::None; 2])
 }
 
-/// Packed input weights, packed recurrent weights, and for each direction the bias of the input product followed by the
-/// bias that a GRU with `linear_before_reset` adds to its hidden product.
-fn pack(
-    step: &StepNode,
-    op: &Recurrent,
-    operands: &Operands,
-    layer: Layer,
-    machine: Machine,
-) -> Result<[Vec<f32>; 3], String> {
-    let read = |input: usize| -> Result<Vec<f32>, String> {
-        let tensor = step.constant(input).ok_or("a constant has no value")?;
-        tensor.to_vec::<f32>().map_err(|error| error.to_string())
-    };
-    let (w, r) = (read(1)?, read(2)?);
-    let columns = layer.gates * layer.hidden;
-    let bias = match operands.bias {
-        Some(input) => read(input)?,
-        None => vec![0.0; layer.directions * 2 * columns],
-    };
-    let (mut packed_w, mut packed_r, mut biases) = (Vec::new(), Vec::new(), Vec::new());
-    for direction in 0..layer.directions {
-        let w = &w[direction * columns * layer.input..][..columns * layer.input];
-        packed_w.extend(gemm::pack_b(
-            machine.isa,
-            layer.input,
-            columns,
-            MatrixB::Columns { data: w, stride: layer.input },
-        ));
-        let r = &r[direction * columns * layer.hidden..][..columns * layer.hidden];
-        packed_r.extend(match op.func {
-            RecurrentFn::Gru => recurrent::pack_recurrent_gru(machine.isa, layer.hidden, r),
-            RecurrentFn::Lstm | RecurrentFn::Rnn => {
-                recurrent::pack_recurrent(machine.isa, layer.gates, layer.hidden, r)
-            }
-        });
-        let (input_bias, hidden_bias) = bias[direction * 2 * columns..][..2 * columns].split_at(columns);
-        let keeps_hidden = op.func == RecurrentFn::Gru && op.linear_before_reset;
-        let last = columns - layer.hidden;
-        biases.extend((0..columns).map(|column| {
-            let is_apart = keeps_hidden && column >= last;
-            input_bias[column] + if is_apart { 0.0 } else { hidden_bias[column] }
-        }));
-        biases.extend_from_slice(&hidden_bias[last..]);
-    }
-    Ok([packed_w, packed_r, biases])
+/// The elements of weights; all are constants that are known.
+fn weights_of(step: &StepNode, input: usize) -> Cow<'_, [f32]> {
+    f32_elements(step.constant(input).expect("weights are packed where they are known").as_bytes())
 }
 
-/// How many elements a direction has of each of what `pack` gives.
+fn pack_input_weights(step: &StepNode, layer: Layer, machine: Machine, packed: &mut [f32]) {
+    let w = weights_of(step, 1);
+    let (w_len, packed_len) = (w.len() / layer.directions, packed.len() / layer.directions);
+    for direction in 0..layer.directions {
+        let (w, packed) = (&w[direction * w_len..][..w_len], &mut packed[direction * packed_len..][..packed_len]);
+        gemm::pack_b_columns(machine.isa, layer.input, 0, w, packed);
+    }
+}
+
+fn pack_recurrent_weights(step: &StepNode, op: &Recurrent, layer: Layer, machine: Machine, packed: &mut [f32]) {
+    let r = weights_of(step, 2);
+    let (r_len, packed_len) = (r.len() / layer.directions, packed.len() / layer.directions);
+    for direction in 0..layer.directions {
+        let (r, packed) = (&r[direction * r_len..][..r_len], &mut packed[direction * packed_len..][..packed_len]);
+        match op.func {
+            RecurrentFn::Gru => recurrent::pack_recurrent_gru(machine.isa, layer.hidden, r, packed),
+            RecurrentFn::Lstm | RecurrentFn::Rnn => recurrent::pack_recurrent(machine.isa, layer.hidden, r, packed),
+        }
+    }
+}
+
+/// For each direction the bias of the input product, then the one that a GRU with `linear_before_reset` adds to its hidden
+/// product.
+fn pack_biases(step: &StepNode, op: &Recurrent, operands: &Operands, layer: Layer, packed: &mut [f32]) {
+    let columns = layer.gates * layer.hidden;
+    let zeros = || Cow::Owned(vec![0.0; layer.directions * 2 * columns]);
+    let bias = operands.bias.map_or_else(zeros, |input| weights_of(step, input));
+    let keeps_hidden = op.func == RecurrentFn::Gru && op.linear_before_reset;
+    let last = columns - layer.hidden;
+    for direction in 0..layer.directions {
+        let (input_bias, hidden_bias) = bias[direction * 2 * columns..][..2 * columns].split_at(columns);
+        let packed = &mut packed[direction * (columns + layer.hidden)..][..columns + layer.hidden];
+        for column in 0..columns {
+            let is_apart = keeps_hidden && column >= last;
+            packed[column] = input_bias[column] + if is_apart { 0.0 } else { hidden_bias[column] };
+        }
+        packed[columns..].copy_from_slice(&hidden_bias[last..]);
+    }
+}
+
+/// How many elements a direction has of packed input weights, of recurrent ones and of biases.
 fn packed_lens(op: &Recurrent, layer: Layer, machine: Machine) -> [usize; 3] {
     let Layer { hidden, gates, input, .. } = layer;
     let packed = |rows: usize, columns: usize| gemm::packed_b_len(machine.isa, rows, columns);

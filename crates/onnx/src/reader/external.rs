@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
+use precast_tensor::FilePages;
 use sha1::{Digest as _, Sha1};
 
 use super::beneath::{Folder, is_escape};
@@ -37,8 +38,8 @@ struct OpenFile {
 
 #[derive(Debug)]
 enum Content {
-    /// All bytes, mapped or read.
-    Held(Bytes),
+    /// All bytes, mapped or read, and the pages they take.
+    Held(Bytes, FilePages),
     /// A file that others can change: ranges are read as needed, into memory of our own.
     Unmapped(File),
 }
@@ -46,6 +47,15 @@ enum Content {
 impl ExternalFiles {
     pub(super) fn new(folder: Option<Folder>) -> ExternalFiles {
         ExternalFiles { folder, open: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// The pages of the file that these bytes are mapped from.
+    pub(super) fn pages_of(&self, bytes: &[u8]) -> Option<FilePages> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.values().find_map(|file| match &file.content {
+            Content::Held(_, pages) => pages.hold(bytes).then(|| pages.clone()),
+            Content::Unmapped(_) => None,
+        })
     }
 
     /// The `expected_bytes` bytes that the external data of `proto` must be.
@@ -65,7 +75,7 @@ impl ExternalFiles {
         place.check_sha1(folder, file)?;
         let (start, end) = place.range(file.size, expected_bytes)?;
         match &file.content {
-            Content::Held(bytes) => Ok(bytes.slice(start..end)),
+            Content::Held(bytes, _) => Ok(bytes.slice(start..end)),
             Content::Unmapped(file) => {
                 read_range(file, place.offset, expected_bytes).map_err(|source| place.io("read", folder, source))
             }
@@ -156,7 +166,8 @@ impl<'a> ExternalPlace<'a> {
             return Err(ReadError::OverLimit { place, budget, value: sum, limit });
         }
         let content = if is_mappable(&metadata) {
-            Content::Held(hold_file(&file, &metadata).map_err(|source| self.io("map", folder, source))?)
+            let (bytes, pages) = hold_file(&file, &metadata).map_err(|source| self.io("map", folder, source))?;
+            Content::Held(bytes, pages)
         } else {
             Content::Unmapped(file)
         };
@@ -170,12 +181,17 @@ impl<'a> ExternalPlace<'a> {
         if let Content::Unmapped(unmapped) = &file.content {
             let size = usize::try_from(file.size).unwrap_or(usize::MAX);
             let bytes = read_range(unmapped, 0, size).map_err(|source| self.io("read", folder, source))?;
-            file.content = Content::Held(bytes);
+            file.content = Content::Held(bytes, FilePages::default());
         }
-        let Content::Held(bytes) = &file.content else {
+        let Content::Held(bytes, pages) = &file.content else {
             return Ok(());
         };
-        let actual = *file.sha1.get_or_insert_with(|| Sha1::digest(bytes).into());
+        let hash = || {
+            let sha1 = Sha1::digest(bytes).into();
+            pages.release(bytes);
+            sha1
+        };
+        let actual = *file.sha1.get_or_insert_with(hash);
         if actual != expected {
             return Err(self.fault("its SHA-1 differs from the checksum in the model"));
         }

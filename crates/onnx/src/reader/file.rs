@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use bytes::Bytes;
-use precast_tensor::{Digest, Tensor};
+use precast_tensor::{Digest, FilePages, Hasher, Tensor};
 use prost::Message;
 
 use super::beneath::Folder;
@@ -24,11 +24,16 @@ use crate::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, Sparse
 /// The oldest ONNX file format we read; before it, operator sets were not versioned.
 pub const IR_VERSION_MIN: i64 = 3;
 
+/// Bytes of a file that are hashed before their pages are let go.
+const HASHED_BYTES: usize = 1 << 20;
+
 /// A decoded model and the bytes it shares its tensors with.
 #[derive(Debug)]
 pub struct ModelFile {
     proto: ModelProto,
     bytes: Bytes,
+    /// What the bytes take of memory while they are read.
+    pages: FilePages,
     digest: OnceLock<Digest>,
     files: ExternalFiles,
     limits: Limits,
@@ -51,13 +56,13 @@ impl ModelFile {
         open_folder: impl Fn(&Path) -> std::io::Result<Folder>,
     ) -> Result<ModelFile, ReadError> {
         let folder_path = path.parent().unwrap_or(Path::new(""));
-        let bytes = hold::open_model(path, limits)?;
+        let (bytes, pages) = hold::open_model(path, limits)?;
         let folder = open_folder(folder_path).map_err(|source| ReadError::Io {
             action: "open the folder".into(),
             path: folder_path.into(),
             source,
         })?;
-        ModelFile::new(bytes, Some(folder), limits)
+        ModelFile::new(bytes, pages, Some(folder), limits)
     }
 
     /// Reads a model from memory. Without a folder, external data is refused.
@@ -65,14 +70,14 @@ impl ModelFile {
         let open = |path: PathBuf| {
             Folder::open(&path).map_err(|source| ReadError::Io { action: "open the folder".into(), path, source })
         };
-        ModelFile::new(bytes, folder.map(open).transpose()?, limits)
+        ModelFile::new(bytes, FilePages::default(), folder.map(open).transpose()?, limits)
     }
 
-    fn new(bytes: Bytes, folder: Option<Folder>, limits: &Limits) -> Result<ModelFile, ReadError> {
+    fn new(bytes: Bytes, pages: FilePages, folder: Option<Folder>, limits: &Limits) -> Result<ModelFile, ReadError> {
         let proto: ModelProto = decode(&bytes, Kind::Model, limits)?;
         check_model(&proto)?;
         let files = ExternalFiles::new(folder);
-        Ok(ModelFile { proto, bytes, digest: OnceLock::new(), files, limits: limits.clone() })
+        Ok(ModelFile { proto, bytes, pages, digest: OnceLock::new(), files, limits: limits.clone() })
     }
 
     /// The decoded model.
@@ -103,13 +108,22 @@ impl ModelFile {
 
     /// Digest of the model file's bytes, without external data. Computed on the first call.
     pub fn digest(&self) -> Digest {
-        *self.digest.get_or_init(|| Digest::of_bytes(&self.bytes))
+        *self.digest.get_or_init(|| {
+            let mut hasher = Hasher::default();
+            for part in self.bytes.chunks(HASHED_BYTES) {
+                hasher.update(part);
+                // Whoever opens a cached model reads nothing else of the file.
+                self.pages.release(part);
+            }
+            hasher.finish()
+        })
     }
 
     /// The tensor that `proto`, an initializer or attribute of this model, describes. Complex elements become a last
     /// dimension of 2; sub-byte elements take a byte each.
     pub fn tensor(&self, proto: &TensorProto) -> Result<Tensor, ReadError> {
-        read_tensor(proto, &self.limits, &self.files)
+        let tensor = read_tensor(proto, &self.limits, &self.files)?;
+        Ok(tensor.in_pages(&self.files.pages_of(tensor.as_bytes()).unwrap_or_else(|| self.pages.clone())))
     }
 
     /// A sparse initializer or attribute of this model as a dense tensor.

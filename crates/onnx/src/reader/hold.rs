@@ -7,13 +7,15 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use bytes::Bytes;
-use precast_tensor::map_file;
+use precast_tensor::FilePages;
+#[cfg(unix)]
+use precast_tensor::map_file_pages;
 
 use super::error::ReadError;
 use super::limits::{Budget, Limits};
 
-/// The bytes of the model at `path`, if it is a regular file within the limits.
-pub(super) fn open_model(path: &Path, limits: &Limits) -> Result<Bytes, ReadError> {
+/// The bytes of the model at `path`, if it is a regular file within the limits, and the pages they take.
+pub(super) fn open_model(path: &Path, limits: &Limits) -> Result<(Bytes, FilePages), ReadError> {
     let fault = |action: &str, source| ReadError::Io { action: action.into(), path: path.into(), source };
     // Asked before opening, because opening a pipe waits for its other end.
     let is_file = std::fs::metadata(path).map_err(|source| fault("open", source))?.is_file();
@@ -30,27 +32,28 @@ pub(super) fn open_model(path: &Path, limits: &Limits) -> Result<Bytes, ReadErro
     hold_file(&file, &metadata).map_err(|source| fault("read", source))
 }
 
-/// All bytes of an open file.
-pub(super) fn hold_file(file: &File, metadata: &Metadata) -> io::Result<Bytes> {
+/// All bytes of an open file, and the pages they take.
+pub(super) fn hold_file(file: &File, metadata: &Metadata) -> io::Result<(Bytes, FilePages)> {
     let size = usize::try_from(metadata.len()).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+    let read = || Ok((read_range(file, 0, size)?, FilePages::default()));
     match size {
         // An empty range cannot be mapped.
-        0 => Ok(Bytes::new()),
-        _ if is_mappable(metadata) => map_open_file(file).or_else(|_| read_range(file, 0, size)),
-        _ => read_range(file, 0, size),
+        0 => Ok((Bytes::new(), FilePages::default())),
+        _ if is_mappable(metadata) => map_open_file(file).or_else(|_| read()),
+        _ => read(),
     }
 }
 
 /// Maps the file behind an open descriptor. Its own path is not used again: it may lead elsewhere by now, while
 /// the descriptor's entry in /proc leads to the file that was checked.
 #[cfg(unix)]
-fn map_open_file(file: &File) -> io::Result<Bytes> {
+fn map_open_file(file: &File) -> io::Result<(Bytes, FilePages)> {
     use std::os::fd::AsRawFd;
-    map_file(format!("/proc/self/fd/{}", file.as_raw_fd()))
+    map_file_pages(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 #[cfg(not(unix))]
-fn map_open_file(_file: &File) -> io::Result<Bytes> {
+fn map_open_file(_file: &File) -> io::Result<(Bytes, FilePages)> {
     Err(io::Error::from(io::ErrorKind::Unsupported))
 }
 
