@@ -26,6 +26,7 @@ mod remote;
 mod room;
 pub mod sign;
 mod transfer;
+mod tuning;
 pub mod weights;
 
 #[cfg(test)]

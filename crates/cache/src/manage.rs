@@ -14,6 +14,7 @@ use crate::gc::names_by_constant;
 use crate::key::{FieldDiff, KeyRecord, ProgramKey};
 use crate::layout::{PROGRAM_ENDING, WEIGHT_ENDING};
 use crate::miss::{CacheError, Miss, Nearest};
+use crate::tuning;
 
 /// One Program on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +101,8 @@ pub struct Usage {
     pub weights: u64,
     /// Damaged entries.
     pub quarantine: u64,
+    /// Measured tactics.
+    pub tuning: u64,
     /// Temps, locks, index.
     pub other: u64,
 }
@@ -107,7 +110,7 @@ pub struct Usage {
 impl Usage {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.programs + self.weights + self.quarantine + self.other
+        self.programs + self.weights + self.quarantine + self.tuning + self.other
     }
 }
 
@@ -154,7 +157,7 @@ impl ProgramCache {
         Ok(self.show(one)?.entry.record.diff(&self.show(other)?.entry.record))
     }
 
-    /// Checks every byte of every Program and constant.
+    /// Checks every byte of every Program and constant, and the measured tactics.
     pub fn verify(&self) -> Result<Verification, CacheError> {
         let mut verification = Verification::default();
         for file in self.program_files()? {
@@ -173,6 +176,9 @@ impl ProgramCache {
             if let Err(miss) = self.weights.read(&digest) {
                 verification.problems.push(Problem { name: format!("weights/{}", file.name), miss });
             }
+        }
+        if let Some((name, miss)) = self.tuning_problem() {
+            verification.problems.push(Problem { name, miss });
         }
         Ok(verification)
     }
@@ -203,6 +209,7 @@ impl ProgramCache {
             programs: sum(self.sharded("programs")?),
             weights: sum(self.sharded("weights")?),
             quarantine: sum(self.flat("quarantine")?),
+            tuning: sum(self.flat(tuning::DIR)?),
             other: 0,
         };
         for dir in ["tmp", "locks", "index/use", "index/pin"] {

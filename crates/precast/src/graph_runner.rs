@@ -10,17 +10,30 @@ use precast_ir::op::{If, Loop};
 use precast_ir::{Graph, NodeId, Op, ValueId};
 use precast_passes::cut_segments::{Segment, cut_segments};
 use precast_passes::{CANONICAL, PassOptions, run_passes};
-use precast_program::{Bucket, Device, MemoryStore, Program, Target};
+use precast_program::{Bucket, Device, MemoryStore, Program};
 use precast_session::ContextPool;
 use precast_tensor::{Bindings, Tensor, Type};
 
 use crate::error::Error;
+use crate::tuning::Tuning;
 
 /// What all runners of a model share.
 pub struct Shared {
-    pub target: CpuTarget,
+    pub target: Arc<CpuTarget>,
     pub device: Arc<CpuDevice>,
     pub store: MemoryStore,
+    pub tuning: Tuning,
+}
+
+impl Shared {
+    /// Compiles a Graph whose dims are all numbers, measuring tactics first if asked to.
+    fn compile(&self, graph: &Graph, bucket: &Bucket) -> Result<Program, Error> {
+        let optimised = self.target.optimise(graph)?;
+        if self.tuning.is_measuring() {
+            self.tuning.tune(&optimised);
+        }
+        Ok(self.target.compile_optimised(&optimised, bucket, &self.store)?)
+    }
 }
 
 /// Sizes of one part that are kept compiled; beyond this the set is dropped and begun again.
@@ -75,7 +88,7 @@ impl GraphRunner {
         if !self.is_whole() {
             return Ok(None);
         }
-        Ok(Some(self.shared.target.compile(&self.graph, bucket, &self.shared.store)?))
+        Ok(Some(self.shared.compile(&self.graph, bucket)?))
     }
 
     fn is_whole(&self) -> bool {
@@ -133,7 +146,7 @@ impl GraphRunner {
         }
         let graph = graph()?;
         let bucket = Bucket::new(key.bindings.iter().cloned());
-        let program = Arc::new(self.shared.target.compile(&graph, &bucket, &self.shared.store)?);
+        let program = Arc::new(self.shared.compile(&graph, &bucket)?);
         let loaded = self.shared.device.load(&program, &self.shared.store)?;
         let part = Arc::new(ContextPool::new(loaded, self.shared.device.clone()));
         if parts.len() >= PARTS_KEPT {

@@ -1,9 +1,9 @@
 //! The Graphs of a model for a Session: imported when something must be compiled, not before. What a Session needs to open
 //! (its Interface) is kept as a note of the cache, so that a model whose Programs are cached is not imported at all.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use precast_cache::ProgramCache;
+use precast_cache::{KeyRecord, ProgramCache};
 use precast_cpu::CpuTarget;
 use precast_ir::Graph;
 use precast_onnx::{ImportError, ImportOptions};
@@ -16,6 +16,7 @@ use precast_tensor::{Digest, Dim, Type};
 
 use crate::error::Error;
 use crate::model::Model;
+use crate::tuning::Tuning;
 
 /// Kind of the notes.
 const KIND: &str = "interface";
@@ -25,6 +26,7 @@ pub(crate) struct ModelSource {
     model: Model,
     import: ImportOptions,
     passes: PassOptions,
+    tuning: Arc<Tuning>,
     /// The symbolic Graph, once somebody asked for it.
     symbolic: OnceLock<Graph>,
     /// Every set of dims has a Graph of its own.
@@ -32,9 +34,9 @@ pub(crate) struct ModelSource {
 }
 
 impl ModelSource {
-    pub(crate) fn new(model: &Model, import: ImportOptions, passes: PassOptions) -> ModelSource {
+    pub(crate) fn new(model: &Model, import: ImportOptions, passes: PassOptions, tuning: Arc<Tuning>) -> ModelSource {
         let (model, symbolic, is_by_dims) = (model.clone(), OnceLock::new(), OnceLock::new());
-        ModelSource { model, import, passes, symbolic, is_by_dims }
+        ModelSource { model, import, passes, tuning, symbolic, is_by_dims }
     }
 
     /// What a Session needs to know, from the cache's notes where it is there.
@@ -116,6 +118,11 @@ impl GraphSource for ModelSource {
             return self.import_for(bucket).map_err(failed);
         }
         self.symbolic_graph().map_err(failed)?.graph(bucket)
+    }
+
+    fn tuning(&self, untuned: &KeyRecord, graph: Option<&Graph>) -> Result<Option<Digest>, SessionError> {
+        let graph = || graph.cloned().map_or_else(|| Ok(self.graph(&untuned.bucket)?), Ok);
+        self.tuning.digest(untuned, graph).map_err(|error| SessionError::Source(error.to_string()))
     }
 }
 
