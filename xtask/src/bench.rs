@@ -4,6 +4,7 @@ mod ablation;
 mod cpu;
 mod instructions;
 mod session;
+mod tactics;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -19,6 +20,8 @@ pub enum Bench {
     Instructions(instructions::InstructionsArguments),
     /// What a Session costs beside the model, and opening from the cache.
     Session(session::SessionArguments),
+    /// Whether the cost model picks the tactics that are fastest when measured.
+    Tactics(tactics::TacticsArguments),
 }
 
 /// Measures.
@@ -28,5 +31,6 @@ pub fn run(what: &Bench) -> Result<()> {
         Bench::Cpu(arguments) => cpu::run(arguments),
         Bench::Instructions(arguments) => instructions::run(arguments),
         Bench::Session(arguments) => session::run(arguments),
+        Bench::Tactics(arguments) => tactics::run(arguments),
     }
 }
