@@ -5,6 +5,7 @@ mod cpu;
 mod instructions;
 mod memory;
 mod session;
+mod tactics;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -22,6 +23,8 @@ pub enum Bench {
     Memory(memory::MemoryArguments),
     /// What a Session costs beside the model, and opening from the cache.
     Session(session::SessionArguments),
+    /// Whether the cost model picks the tactics that are fastest when measured.
+    Tactics(tactics::TacticsArguments),
 }
 
 /// Measures.
@@ -32,5 +35,6 @@ pub fn run(what: &Bench) -> Result<()> {
         Bench::Instructions(arguments) => instructions::run(arguments),
         Bench::Memory(arguments) => memory::run(arguments),
         Bench::Session(arguments) => session::run(arguments),
+        Bench::Tactics(arguments) => tactics::run(arguments),
     }
 }

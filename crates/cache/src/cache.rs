@@ -3,10 +3,10 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use precast_program::Program;
+use precast_program::{Program, TuningTable};
 
 use crate::artifact::{Compiled, Wanted};
 use crate::disk::Disk;
@@ -35,6 +35,8 @@ pub struct ProgramCache {
     flights: Flights,
     /// Read while a compile may have constants in memory that no Program in memory names yet.
     compiling: RwLock<()>,
+    /// Measured tactics that this process kept.
+    pub(crate) tuning_memory: Mutex<TuningTable>,
     is_unlocked_reported: AtomicBool,
 }
 
@@ -97,6 +99,7 @@ impl ProgramCache {
             remote,
             flights: Flights::default(),
             compiling: RwLock::default(),
+            tuning_memory: Mutex::default(),
             is_unlocked_reported: AtomicBool::new(false),
             options,
         })

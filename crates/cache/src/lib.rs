@@ -28,6 +28,7 @@ mod room;
 mod shelf;
 pub mod sign;
 mod transfer;
+mod tuning;
 pub mod weights;
 
 #[cfg(test)]

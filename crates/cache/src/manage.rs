@@ -15,6 +15,7 @@ use crate::key::{FieldDiff, KeyRecord, ProgramKey};
 use crate::layout::{PROGRAM_ENDING, WEIGHT_ENDING};
 use crate::miss::{CacheError, Miss, Nearest};
 use crate::shelf::Shelf;
+use crate::tuning;
 
 /// One Program on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +102,8 @@ pub struct Usage {
     pub weights: u64,
     /// Damaged entries.
     pub quarantine: u64,
+    /// Measured tactics.
+    pub tuning: u64,
     /// Temps, locks, index.
     pub other: u64,
 }
@@ -108,7 +111,7 @@ pub struct Usage {
 impl Usage {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.programs + self.weights + self.quarantine + self.other
+        self.programs + self.weights + self.quarantine + self.tuning + self.other
     }
 }
 
@@ -158,7 +161,7 @@ impl ProgramCache {
         Ok(self.show(one)?.entry.record.diff(&self.show(other)?.entry.record))
     }
 
-    /// Checks every byte of every Program and constant.
+    /// Checks every byte of every Program and constant, and the measured tactics.
     pub fn verify(&self) -> Result<Verification, CacheError> {
         let mut verification = Verification::default();
         for file in self.program_files()? {
@@ -189,6 +192,9 @@ impl ProgramCache {
                 }
             }
         }
+        if let Some((name, miss)) = self.tuning_problem() {
+            verification.problems.push(Problem { name, miss });
+        }
         Ok(verification)
     }
 
@@ -218,6 +224,7 @@ impl ProgramCache {
             programs: sum(self.sharded("programs")?),
             weights: sum(self.sharded("weights")?),
             quarantine: sum(self.flat("quarantine")?),
+            tuning: sum(self.flat(tuning::DIR)?),
             other: 0,
         };
         for dir in ["tmp", "locks", "index/use", "index/pin"] {

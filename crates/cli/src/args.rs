@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use precast::Isa;
+use precast::{Isa, TuneMode, TuneOptions};
 
 /// Threads a run may have; more is a slip of the finger.
 const THREADS_MAX: u64 = 1024;
@@ -125,6 +125,24 @@ pub struct InputArgs {
     pub shapes: ShapeArgs,
 }
 
+/// Whether tactics are measured before compiling.
+#[derive(Args)]
+pub struct TuneArgs {
+    /// Measure which convolution tactics are fastest here before compiling: off, quick (the likeliest three) or full
+    #[arg(long, value_name = "MODE", default_value = "off")]
+    pub tune: TuneMode,
+    /// Seconds that measuring may take in all; what is left over is estimated
+    #[arg(long, value_name = "S", value_parser = parse_tolerance)]
+    pub tune_seconds: Option<f64>,
+}
+
+impl TuneArgs {
+    /// As the library takes them.
+    pub fn options(&self) -> TuneOptions {
+        TuneOptions { mode: self.tune, seconds: self.tune_seconds }
+    }
+}
+
 /// Arguments of `inspect`.
 #[derive(Args)]
 pub struct InspectArgs {
@@ -173,6 +191,12 @@ pub struct CompileArgs {
     /// List what every pass did and left alone and why, and every step with its kernel and nodes
     #[arg(long)]
     pub explain: bool,
+    /// Use the measured tactics of this cache, and keep those of --tune in it
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Measuring.
+    #[command(flatten)]
+    pub tune: TuneArgs,
     /// Sizes, and values of inputs that decide the form of the Program.
     #[command(flatten)]
     pub inputs: InputArgs,
@@ -186,6 +210,12 @@ pub struct RunArgs {
     /// Where the outputs go: FILE.npz, or a folder for one .npy an output
     #[arg(long, short, value_name = "FILE.npz|DIR")]
     pub output: Option<PathBuf>,
+    /// Use the measured tactics of this cache, and keep those of --tune in it
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Measuring.
+    #[command(flatten)]
+    pub tune: TuneArgs,
     /// Sizes and values.
     #[command(flatten)]
     pub inputs: InputArgs,
@@ -243,9 +273,12 @@ pub struct PerfArgs {
     /// What may answer a request whose Program is not there, in order: wait, pad-up, reference or reject
     #[arg(long, value_name = "POLICY", default_value = "wait", requires = "max_batch")]
     pub on_miss: String,
-    /// Keep compiled Programs in this folder and take them from there
-    #[arg(long, value_name = "DIR", requires = "max_batch")]
+    /// Keep measured tactics, and with --max-batch compiled Programs, in this folder and take them from there
+    #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
+    /// Measuring.
+    #[command(flatten)]
+    pub tune: TuneArgs,
     /// Signatures of the cache.
     #[command(flatten)]
     pub signing: SigningArgs,
@@ -350,6 +383,9 @@ pub enum CacheVerb {
         /// Which Buckets
         #[command(flatten)]
         ladder: LadderArgs,
+        /// Measuring
+        #[command(flatten)]
+        tune: TuneArgs,
     },
     /// Copy what a store does not have to it
     Push(TransferArgs),

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use precast::{CacheError, CacheMode, CacheOptions, ProgramCache, PublicKey, SignKey, Signing};
+use precast::{CacheError, CacheMode, CacheOptions, ProgramCache, PublicKey, SignKey, Signing, Tactic};
 use serde_json::json;
 
 use crate::args::{CacheArgs, CacheVerb, Shared, SigningArgs};
@@ -22,7 +22,7 @@ pub fn cache(args: &CacheArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failu
         CacheVerb::Show { dir, key } => show(&looking(dir)?, key),
         CacheVerb::Why { dir, subject, ladder } => cache_why::why(&looking(dir)?, subject, ladder, shared),
         CacheVerb::Diff { dir, one, other } => cache_why::diff(&looking(dir)?, one, other),
-        CacheVerb::Warm { dir, model, ladder } => cache_why::warm(dir, sign, model, ladder, shared, cx),
+        CacheVerb::Warm { dir, model, ladder, tune } => cache_why::warm(dir, sign, model, (ladder, tune), shared, cx),
         CacheVerb::Push(args) => cache_transfer::push(args, sign, cx),
         CacheVerb::Pull(args) => cache_transfer::pull(args, sign, cx),
         CacheVerb::Pin { dir, key } => pin(&changing(dir)?, key),
@@ -93,8 +93,17 @@ fn list(cache: &ProgramCache) -> Result<Report, Failure> {
         usage.weights,
         usage.total()
     );
-    let bytes = json!({ "programs": usage.programs, "weights": usage.weights, "total": usage.total() });
-    Ok(Report::done(text, json!({ "entries": rows, "bytes": bytes })))
+    let tuned = cache.tuning().len();
+    if tuned > 0 {
+        let _ = writeln!(text, "{tuned} measured problems, {} B", usage.tuning);
+    }
+    let bytes = json!({
+        "programs": usage.programs,
+        "weights": usage.weights,
+        "tuning": usage.tuning,
+        "total": usage.total(),
+    });
+    Ok(Report::done(text, json!({ "entries": rows, "tuning_records": tuned, "bytes": bytes })))
 }
 
 fn list_constants(cache: &ProgramCache) -> Result<Report, Failure> {
@@ -145,11 +154,15 @@ fn show(cache: &ProgramCache, key: &str) -> Result<Report, Failure> {
         let _ = writeln!(text, "{name:<12} {value}");
         fields.insert(name.to_string(), json!(value));
     }
-    let _ = writeln!(text, "{:<12} {}", "steps", details.program.steps.len());
+    let steps = &details.program.steps;
+    let tactics: Vec<String> = steps.iter().filter_map(|step| Tactic::why_of(&step.parameters)).collect();
+    let tuned = tactics.iter().filter(|why| why.starts_with("(tuned")).count();
+    let _ = writeln!(text, "{:<12} {}, {tuned} of them by measured tactics", "steps", steps.len());
     let json = json!({
         "key": details.entry.key.to_string(),
         "record": fields,
-        "steps": details.program.steps.len(),
+        "steps": steps.len(),
+        "tuned_steps": tuned,
         "arena_bytes": details.program.arena_bytes,
     });
     Ok(Report::done(text, json))
@@ -157,14 +170,21 @@ fn show(cache: &ProgramCache, key: &str) -> Result<Report, Failure> {
 
 fn verify(cache: &ProgramCache) -> Result<Report, Failure> {
     let found = cache.verify().map_err(precast::Error::from)?;
-    let mut text = format!("{} Programs and {} constants checked\n", found.programs, found.weights);
+    let tuned = cache.tuning().len();
+    let mut text =
+        format!("{} Programs, {} constants and {tuned} measured problems checked\n", found.programs, found.weights);
     let mut problems = Vec::new();
     for problem in &found.problems {
         let _ = writeln!(text, "{}: {}", problem.name, problem.miss);
         problems.push(json!({ "name": problem.name, "problem": problem.miss.to_string() }));
     }
     let is_whole = problems.is_empty();
-    let json = json!({ "programs": found.programs, "constants": found.weights, "problems": problems });
+    let json = json!({
+        "programs": found.programs,
+        "constants": found.weights,
+        "tuning_records": tuned,
+        "problems": problems,
+    });
     if is_whole {
         return Ok(Report::done(text, json));
     }

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use precast::{
     BucketPolicy, CacheEvent, CacheOptions, Explanation, FieldDiff, KeyRecord, Model, ModelSession, Nearest,
-    OpenOptions, ProgramCache, Signing, program_records,
+    OpenOptions, ProgramCache, Signing, TuneOptions, program_records,
 };
 use serde_json::{Value, json};
 
 use crate::Cx;
-use crate::args::{LadderArgs, Shared};
+use crate::args::{LadderArgs, Shared, TuneArgs};
 use crate::exit::Failure;
 use crate::inputs::row_symbols;
 use crate::output::Report;
@@ -26,7 +26,7 @@ const UPLOADS_WAIT: Duration = Duration::from_secs(60);
 pub fn why(cache: &ProgramCache, subject: &Path, ladder: &LadderArgs, shared: &Shared) -> Result<Report, Failure> {
     let records = if subject.is_file() {
         let model = open_model(subject, shared)?;
-        program_records(&model, &open_options(&model, ladder, shared)?)?
+        program_records(&model, &open_options(&model, ladder, shared)?, &cache.tuning())?
     } else {
         let key = subject.to_string_lossy();
         if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -66,22 +66,22 @@ pub fn warm(
     dir: &Path,
     sign: Signing,
     path: &Path,
-    ladder: &LadderArgs,
+    (ladder, tune): (&LadderArgs, &TuneArgs),
     shared: &Shared,
     cx: &Cx,
 ) -> Result<Report, Failure> {
     let model = open_model(path, shared)?;
-    let open_options = open_options(&model, ladder, shared)?;
-    let records = program_records(&model, &open_options)?;
+    let mut open_options = open_options(&model, ladder, shared)?;
+    open_options.runner.tune = tune.options();
     let console = cx.console;
     let events = Arc::new(move |event: &CacheEvent| console.notice(&event.to_string()));
     let opened = ProgramCache::open(CacheOptions { events, sign, ..CacheOptions::new(dir) });
     let cache = Arc::new(opened.map_err(precast::Error::from)?);
     let before: BTreeSet<_> = cache.ls().map_err(precast::Error::from)?.into_iter().map(|entry| entry.key).collect();
     let begun = Instant::now();
-    let what = format!("compiling {} Buckets", records.len());
-    let session =
-        cx.console.during(&what, None, || ModelSession::open_on(&model, &open_options, Arc::clone(&cache)))?;
+    let what = if tune.options() == TuneOptions::default() { "compiling" } else { "measuring and compiling" };
+    let session = cx.console.during(what, None, || ModelSession::open_on(&model, &open_options, Arc::clone(&cache)))?;
+    let records = session.records()?;
     cache.flush(UPLOADS_WAIT);
     let total_ms = begun.elapsed().as_secs_f64() * 1e3;
     let compiles = session.compiles();

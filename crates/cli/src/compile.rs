@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Instant;
 
-use precast::{PassReport, Place, Program, move_program, save_program};
+use precast::{PassReport, Place, Program, Step, Tactic, move_program, save_program};
 use serde_json::{Value, json};
 
 use crate::Cx;
@@ -11,8 +11,8 @@ use crate::args::{CompileArgs, Shared};
 use crate::exit::{Exit, Failure};
 use crate::fitting::with_inputs;
 use crate::inputs::Inputs;
-use crate::output::{Report, names_text, program_json, program_text};
-use crate::subject::open_runner;
+use crate::output::{Report, kernel_text, names_text, program_json, program_text};
+use crate::subject::open_tuned_runner;
 
 /// Name of the Program on its way to its place.
 const STAGED: &str = "program";
@@ -20,7 +20,7 @@ const STAGED: &str = "program";
 /// Compiles.
 pub fn compile(args: &CompileArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
     let staging = cx.interrupt.staging_beside(&args.output)?;
-    let runner = open_runner(&args.model, shared)?;
+    let runner = open_tuned_runner(&args.model, shared, &args.tune, args.cache.as_deref())?;
     let begun = Instant::now();
     let declared = runner.model().inputs()?;
     let (inputs, compiled) = with_inputs(&declared, Some(&runner), &args.inputs, &cx.console, |inputs| {
@@ -120,15 +120,20 @@ fn passes_json(reports: &[PassReport]) -> Value {
 /// Every step with its kernel and nodes, for people.
 pub fn steps_text(program: &Program) -> String {
     let mut text = String::new();
-    let width = program.steps.iter().map(|step| step.kernel.len()).max().unwrap_or(0);
-    for (position, step) in program.steps.iter().enumerate() {
-        let _ = writeln!(text, "{position:>5}  {:<width$}  {}", step.kernel, names_text(&step.provenance));
+    let kernel = |step: &Step| kernel_text(&step.kernel, Tactic::why_of(&step.parameters).as_deref());
+    let kernels: Vec<String> = program.steps.iter().map(kernel).collect();
+    let width = kernels.iter().map(String::len).max().unwrap_or(0);
+    for (position, (step, kernel)) in program.steps.iter().zip(kernels).enumerate() {
+        let _ = writeln!(text, "{position:>5}  {kernel:<width$}  {}", names_text(&step.provenance));
     }
     text
 }
 
 /// Every step with its kernel and nodes, for machines.
 pub fn steps_json(program: &Program) -> Value {
-    let steps = program.steps.iter().enumerate();
-    steps.map(|(position, step)| json!({ "step": position, "kernel": step.kernel, "nodes": step.provenance })).collect()
+    let step = |(position, step): (usize, &Step)| {
+        let tactic = Tactic::why_of(&step.parameters);
+        json!({ "step": position, "kernel": step.kernel, "tactic": tactic, "nodes": step.provenance })
+    };
+    program.steps.iter().enumerate().map(step).collect()
 }

@@ -162,6 +162,15 @@ pub fn program_json(program: &Program) -> Value {
     })
 }
 
+/// A kernel and why its tactic was chosen; nothing of that where there is no choice.
+pub fn kernel_text(kernel: &str, tactic: Option<&str>) -> String {
+    const NO_CHOICE: &str = "(only one)";
+    match tactic.filter(|why| *why != NO_CHOICE) {
+        Some(why) => format!("{kernel} {why}"),
+        None => kernel.to_string(),
+    }
+}
+
 /// Names in a line, shortened.
 pub fn names_text(names: &[String]) -> String {
     const SHOWN: usize = 4;

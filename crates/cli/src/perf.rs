@@ -27,7 +27,7 @@ pub fn perf(args: &PerfArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure
     if let Some(max_batch) = args.max_batch {
         return perf_session(args, max_batch, shared, cx);
     }
-    let subject = Subject::open(&args.file, shared)?;
+    let subject = Subject::open_tuned(&args.file, shared, &args.tune, args.cache.as_deref())?;
     let mut rows = Vec::new();
     for input_args in requests(args, &subject)? {
         let message = format!("measuring {}/{}", rows.len() + 1, args.batches.0.len().max(1));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use precast::{
     Argument, BucketPolicy, CacheOptions, DimBinds, Fit, Form, InputInfo, ModelSession, Named, Observer, OpenOptions,
-    OutputBuffer, ProgramCache, Progress, RunReport, SessionOptions, Tensor, Tier,
+    OutputBuffer, ProgramCache, Progress, RunReport, RunnerOptions, SessionOptions, Tensor, Tier,
 };
 use serde_json::{Value, json};
 
@@ -41,7 +41,7 @@ pub fn perf_session(args: &PerfArgs, max_batch: usize, shared: &Shared, cx: &Cx)
     let progress = cx.console.buckets();
     let observer = progress.clone();
     let open_options = OpenOptions {
-        runner: options(shared),
+        runner: RunnerOptions { tune: args.tune.options(), ..options(shared) },
         dims: shared_dims(args, &binds.bound(&model.inputs()?)?),
         binds,
         buckets,

@@ -8,7 +8,7 @@ use precast::{Ready, StepTime};
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
-use crate::output::names_text;
+use crate::output::{kernel_text, names_text};
 
 /// Steps are measured for about this long.
 const MEASURE_TIME: Duration = Duration::from_millis(500);
@@ -43,7 +43,9 @@ impl StepTable {
         let total = self.total_ms();
         let rows = self.rows().enumerate();
         rows.map(|(position, (step, ms))| {
-            json!({ "step": position, "kernel": step.kernel, "nodes": step.nodes, "ms": ms, "share": share(ms, total) })
+            let StepTime { kernel, tactic, nodes, .. } = step;
+            let share = share(ms, total);
+            json!({ "step": position, "kernel": kernel, "tactic": tactic, "nodes": nodes, "ms": ms, "share": share })
         })
         .collect()
     }
@@ -60,12 +62,14 @@ impl StepTable {
     /// Both tables, for people.
     pub fn text(&self) -> String {
         let total = self.total_ms();
-        let width = self.steps.iter().map(|step| step.kernel.len()).max().unwrap_or(0);
+        let kernel = |step: &StepTime| kernel_text(&step.kernel, step.tactic.as_deref());
+        let kernels: Vec<String> = self.steps.iter().map(kernel).collect();
+        let width = kernels.iter().map(String::len).max().unwrap_or(0);
         let mut text = String::new();
-        for (position, (step, ms)) in self.rows().enumerate() {
+        for (position, ((step, ms), kernel)) in self.rows().zip(kernels).enumerate() {
             let percent = share(ms, total) * 100.0;
             let nodes = names_text(&step.nodes);
-            let _ = writeln!(text, "{position:>5} {ms:>9.4} ms {percent:>5.1} %  {:<width$}  {nodes}", step.kernel);
+            let _ = writeln!(text, "{position:>5} {ms:>9.4} ms {percent:>5.1} %  {kernel:<width$}  {nodes}");
         }
         let _ = writeln!(text, "kernels, {total:.4} ms together");
         for (kernel, steps, ms) in self.kernels() {
@@ -107,7 +111,12 @@ mod tests {
 
     #[test]
     fn kernels_are_grouped_and_the_slowest_comes_first() {
-        let step = |kernel: &str| StepTime { kernel: kernel.to_string(), nodes: Vec::new(), time: Duration::ZERO };
+        let step = |kernel: &str| StepTime {
+            kernel: kernel.to_string(),
+            tactic: None,
+            nodes: Vec::new(),
+            time: Duration::ZERO,
+        };
         let table = StepTable { steps: vec![step("a"), step("b"), step("a")], times_ms: vec![1.0, 5.0, 2.0] };
         assert_eq!(table.kernels(), [("b", 1, 5.0), ("a", 2, 3.0)]);
         assert_eq!(table.kernels_json()[0]["share"], json!(0.625));

@@ -21,7 +21,7 @@ const SHOWN: usize = 8;
 
 /// Runs once.
 pub fn run(args: &RunArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
-    let subject = Subject::open(&args.file, shared)?;
+    let subject = Subject::open_tuned(&args.file, shared, &args.tune, args.cache.as_deref())?;
     let begun = Instant::now();
     let (inputs, outputs) = with_inputs(&subject.inputs()?, subject.runner(), &args.inputs, &cx.console, |inputs| {
         cx.console.during("compiling and running", None, || subject.run(&inputs.tensors))

@@ -1,10 +1,14 @@
 //! What a verb works on: a model, or a Program file, told apart by the first bytes.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use precast::{InputInfo, Model, Named, ProgramRunner, Ready, Runner, RunnerOptions, Tensor, is_program_file};
+use precast::{
+    CacheOptions, InputInfo, Model, Named, ProgramCache, ProgramRunner, Ready, Runner, RunnerOptions, Tensor,
+    TuneOptions, is_program_file,
+};
 
-use crate::args::Shared;
+use crate::args::{Shared, TuneArgs};
 use crate::exit::Failure;
 
 /// A model or a Program file.
@@ -22,6 +26,17 @@ impl Subject {
             return Ok(Subject::Program(ProgramRunner::open(path, options(shared).threads)?));
         }
         Ok(Subject::Model(Box::new(open_runner(path, shared)?)))
+    }
+
+    /// Opens either; a model is compiled with the measured tactics of a cache, and measured first if asked to.
+    pub fn open_tuned(path: &Path, shared: &Shared, tune: &TuneArgs, cache: Option<&Path>) -> Result<Subject, Failure> {
+        if !is_program_file(path)? {
+            return Ok(Subject::Model(Box::new(open_tuned_runner(path, shared, tune, cache)?)));
+        }
+        if tune.options() != TuneOptions::default() {
+            return Err(Failure::usage(format!("--tune: '{}' is a Program file, compiled already", path.display())));
+        }
+        Subject::open(path, shared)
     }
 
     /// The instruction set it runs on: a Program's own, or the flags' for a model.
@@ -88,6 +103,19 @@ pub fn open_model(path: &Path, shared: &Shared) -> Result<Model, Failure> {
         Some(root) => Model::open_within(path, root)?,
         None => Model::open(path)?,
     })
+}
+
+/// A runner of a model on the measured tactics of a cache, or of this process alone.
+pub fn open_tuned_runner(
+    path: &Path,
+    shared: &Shared,
+    tune: &TuneArgs,
+    cache: Option<&Path>,
+) -> Result<Runner, Failure> {
+    let cache_options = cache.map_or_else(CacheOptions::memory, CacheOptions::new);
+    let cache = Arc::new(ProgramCache::open(cache_options).map_err(precast::Error::from)?);
+    let options = RunnerOptions { tune: tune.options(), ..options(shared) };
+    Ok(Runner::with_tuning_of(open_model(path, shared)?, options, cache))
 }
 
 /// A runner of a model.

@@ -34,6 +34,11 @@ impl CpuDevice {
         CpuDevice { isa: Isa::detect(), pool, constants: Mutex::default() }
     }
 
+    /// This device as code for a machine runs on it; none if it has other threads or lacks the instructions.
+    pub(crate) fn exec_for(&self, machine: Machine) -> Option<Exec<'_>> {
+        Exec::new(machine.isa, &self.pool).filter(|exec| exec.threads() == machine.threads.max(1))
+    }
+
     /// A constant, from the Programs that are loaded already or from the store.
     fn constant(&self, constant: &ConstantRef, store: &dyn ArtifactStore) -> Result<AlignedBytes, LoadError> {
         let digest: Digest =

@@ -6,8 +6,12 @@ pub mod device;
 pub mod lower;
 mod ops;
 pub mod step;
+pub mod tactics;
 pub mod target;
+pub mod tune;
 
 pub use device::CpuDevice;
 pub use precast_kernels::isa::Isa;
+pub use tactics::{Problem, Tactics};
 pub use target::CpuTarget;
+pub use tune::{TuneMode, TuneOptions, Tuner};

@@ -7,6 +7,7 @@ use precast_ir::attr::NoConstants;
 use precast_ir::graph::GraphError;
 use precast_ir::{Definition, Graph, Node, Op, text};
 use precast_kernels::arena::{self, AlignedBytes, Args};
+use precast_kernels::conv::Liberty;
 use precast_kernels::isa::{Exec, Isa};
 use precast_tensor::{DType, Element, Tensor, TensorError, Type};
 
@@ -20,11 +21,42 @@ const INLINE_ELEMENTS_MAX: usize = 16;
 const CONSTANT_PREFIX: &str = "c";
 const VALUE_PREFIX: &str = "x";
 
+/// Starts the line before the graph that says which tactic was chosen.
+const TACTIC_WORD: &str = "tactic";
+
+/// The way a step is computed, where there are several: chosen while compiling, only read while loading.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tactic {
+    /// Its name.
+    pub name: String,
+    /// Why it was chosen, for people.
+    pub why: String,
+}
+
+impl Tactic {
+    /// The tactic in the text of a step, and the rest of the text.
+    fn split(text: &str) -> (Option<Tactic>, &str) {
+        let parse = || {
+            let (line, rest) = text.split_once('\n')?;
+            let (name, why) = line.strip_prefix(TACTIC_WORD)?.strip_prefix(' ')?.split_once(' ')?;
+            Some((Tactic { name: name.to_string(), why: why.to_string() }, rest))
+        };
+        parse().map_or((None, text), |(tactic, rest)| (Some(tactic), rest))
+    }
+
+    /// Why the tactic of a step was chosen, from the step's parameters in a Program.
+    pub fn why_of(parameters: &[u8]) -> Option<String> {
+        Some(Tactic::split(std::str::from_utf8(parameters).ok()?).0?.why)
+    }
+}
+
 /// A graph of one node: what a kernel is made from.
 pub struct StepNode {
     graph: Graph,
     /// Values of the large constants, by position of the node's input; present while compiling only.
     constants: Vec<Option<Tensor>>,
+    /// The way it is computed, where there are several and one was chosen.
+    pub tactic: Option<Tactic>,
 }
 
 impl StepNode {
@@ -46,16 +78,21 @@ impl StepNode {
         for (position, output) in outputs.into_iter().enumerate() {
             alone.add_output(format!("y{position}"), output);
         }
-        Ok(StepNode { graph: alone, constants })
+        Ok(StepNode { graph: alone, constants, tactic: None })
     }
 
     /// The text that `parse` reads back.
     pub fn print(&self) -> String {
-        text::print(&self.graph)
+        let graph = text::print(&self.graph);
+        match &self.tactic {
+            Some(Tactic { name, why }) => format!("{TACTIC_WORD} {name} {why}\n{graph}"),
+            None => graph,
+        }
     }
 
     /// A step from its text; its large constants are not known.
     pub fn parse(text: &str) -> Result<StepNode, String> {
+        let (tactic, text) = Tactic::split(text);
         let graph = text::parse(text, &NoConstants).map_err(|error| error.to_string())?;
         let [node] = graph.nodes() else {
             return Err(format!("a step has one node; {} were found", graph.nodes().len()));
@@ -65,7 +102,7 @@ impl StepNode {
             return Err(format!("{} has no size in bytes", value.ty));
         }
         let constants = node.inputs.iter().map(|&input| graph.constant(input).cloned()).collect();
-        Ok(StepNode { graph, constants })
+        Ok(StepNode { graph, constants, tactic })
     }
 
     /// What it computes.
@@ -203,4 +240,11 @@ pub struct Machine {
     pub threads: usize,
     /// Whether kernels must round as the ops are written: no Winograd.
     pub is_strict: bool,
+}
+
+impl Machine {
+    /// What tactics may do to the values.
+    pub fn liberty(self) -> Liberty {
+        if self.is_strict { Liberty::Strict } else { Liberty::Rounding }
+    }
 }

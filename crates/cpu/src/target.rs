@@ -9,12 +9,13 @@ use precast_passes::{CANONICAL, FUSED, PassError, PassOptions, PassReport, run_p
 use precast_program::program::BUILD;
 use precast_program::{
     ArtifactStore, Bucket, CompileError, ConstantRef, Lifetime, Place, Port, Program, Slot, Step, Target,
-    TargetDescription, plan_buffers,
+    TargetDescription, TuningTable, plan_buffers,
 };
 use precast_tensor::{Tensor, Type};
 
 use crate::lower::lower;
 use crate::step::{Machine, Read, StepNode};
+use crate::tactics::Tactics;
 
 /// Kind of this target in descriptions.
 pub const KIND: &str = "cpu";
@@ -27,6 +28,7 @@ pub struct CpuTarget {
     machine: Machine,
     description: TargetDescription,
     options: PassOptions,
+    tactics: Tactics,
 }
 
 impl CpuTarget {
@@ -35,7 +37,23 @@ impl CpuTarget {
         let is_strict = options.strict_numerics;
         let features = format!("{}{}", isa.name(), if is_strict { STRICT } else { "" });
         let description = TargetDescription { kind: KIND.to_string(), features, threads };
-        CpuTarget { machine: Machine { isa, threads, is_strict }, description, options }
+        let machine = Machine { isa, threads, is_strict };
+        CpuTarget {
+            tactics: Tactics::new(machine, &description, TuningTable::default()),
+            machine,
+            description,
+            options,
+        }
+    }
+
+    /// The same target with measured choices of tactics, which decide where they have an answer.
+    pub fn with_tuning(self, table: TuningTable) -> CpuTarget {
+        CpuTarget { tactics: Tactics::new(self.machine, &self.description, table), ..self }
+    }
+
+    /// How the tactics of steps are chosen.
+    pub fn tactics(&self) -> &Tactics {
+        &self.tactics
     }
 
     /// The Graph as the steps will compute it.
@@ -60,7 +78,7 @@ impl CpuTarget {
         refuse_unbound(graph)?;
         let mut emitter = Emitter::new(graph, store);
         for node in graph.nodes() {
-            emitter.add_node(node, self.machine)?;
+            emitter.add_node(node, self.machine, &self.tactics)?;
         }
         emitter.add_outputs(self.machine)?;
         emitter.finish(self.description.to_string(), bucket)
@@ -152,12 +170,13 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    fn add_node(&mut self, node: &precast_ir::Node, machine: Machine) -> Result<(), CompileError> {
+    fn add_node(&mut self, node: &precast_ir::Node, machine: Machine, tactics: &Tactics) -> Result<(), CompileError> {
         if is_view(&node.op) {
             self.homes[node.outputs[0].0 as usize] = self.homes[node.inputs[0].0 as usize];
             return Ok(());
         }
-        let step = StepNode::new(self.graph, node)?;
+        let mut step = StepNode::new(self.graph, node)?;
+        step.tactic = tactics.choose(&step);
         let lowered = lower(&step, machine).map_err(|reason| CompileError::Node {
             node: node.provenance.to_string(),
             op: node.op.name(),

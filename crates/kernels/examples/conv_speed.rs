@@ -128,7 +128,7 @@ fn time_conv(isa: Isa, tactic: ConvTactic, shape: &ConvShape, x: &[f32], weights
         let mut scratch = vec![0.0; conv_scratch_len(isa, threads, tactic, shape)];
         seconds(|| conv(exec, tactic, shape, x, &packed, &epilogue, &mut scratch, &mut y))
     });
-    let star = if choose_tactic(2, shape, false) == tactic { "*" } else { "" };
+    let star = if choose_tactic(2, shape, Liberty::Rounding) == tactic { "*" } else { "" };
     let name =
         format!("{tactic:?}{star} {in_channels}->{out_channels} /{groups} {size}² {filter}x{filter} stride {stride}");
     let shown = times.map(|time| format!("{:>8.1} µs {:>6.1}", time * 1e6, flops as f64 / time / 1e9));

@@ -114,6 +114,33 @@ pub enum ConvTactic {
 }
 
 impl ConvTactic {
+    /// Every tactic; of two with equal estimates the first is taken.
+    pub const ALL: [ConvTactic; 6] = [
+        ConvTactic::Product,
+        ConvTactic::ProductBf16,
+        ConvTactic::Depthwise,
+        ConvTactic::Winograd4,
+        ConvTactic::Winograd2,
+        ConvTactic::WinogradLine,
+    ];
+
+    /// The word for it in Programs and tuning records.
+    pub fn name(self) -> &'static str {
+        match self {
+            ConvTactic::Product => "product",
+            ConvTactic::ProductBf16 => "product_bf16",
+            ConvTactic::Depthwise => "depthwise",
+            ConvTactic::Winograd2 => "winograd2",
+            ConvTactic::Winograd4 => "winograd4",
+            ConvTactic::WinogradLine => "winograd_line",
+        }
+    }
+
+    /// The tactic of a word.
+    pub fn from_name(name: &str) -> Option<ConvTactic> {
+        ConvTactic::ALL.into_iter().find(|tactic| tactic.name() == name)
+    }
+
     /// The size of a square Winograd tile.
     fn tile(self) -> Option<usize> {
         match self {
@@ -154,29 +181,57 @@ impl ConvTactic {
 /// filters are larger.
 const WINOGRAD_SHARE: usize = 85;
 
-/// The cheapest tactic that keeps rounding as it is, or the cheapest of all where it may change. The batch plays no
-/// part, so that Programs for different batches share their packed filters.
-pub fn choose_tactic(threads: usize, shape: &ConvShape, is_strict: bool) -> ConvTactic {
-    if is_depthwise(shape) {
-        return ConvTactic::Depthwise;
-    }
-    let values = shape.taps() * shape.in_channels * (shape.out_channels + PATCH_CYCLES);
-    let arithmetic = values * shape.out_area().div_ceil(16) / threads.max(1);
-    let product = arithmetic + shape.taps() * shape.in_channels * shape.out_channels / FILTER_VALUES_PER_CYCLE;
-    let is_worth = |cycles: usize| cycles.saturating_mul(100) < product.saturating_mul(WINOGRAD_SHARE);
-    if is_strict {
-        ConvTactic::Product
-    } else if is_winograd_form(shape) {
-        let (two, four) = (winograd_cycles(4, threads, shape), winograd_cycles(6, threads, shape));
-        match (is_worth(two.min(four)), two < four) {
-            (false, _) => ConvTactic::Product,
-            (true, true) => ConvTactic::Winograd2,
-            (true, false) => ConvTactic::Winograd4,
+/// What a tactic may do to the values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Liberty {
+    /// Round as the sum is written.
+    Strict,
+    /// Round differently.
+    Rounding,
+    /// Also multiply in bf16.
+    Bf16,
+}
+
+impl Liberty {
+    /// Whether a tactic takes no more.
+    pub fn allows(self, tactic: ConvTactic) -> bool {
+        match self {
+            Liberty::Strict => tactic.error_factor() == 1.0,
+            Liberty::Rounding => tactic.arithmetic() == Arithmetic::F32,
+            Liberty::Bf16 => true,
         }
-    } else if is_line_form(shape) && is_worth(line_cycles(threads, shape)) {
-        ConvTactic::WinogradLine
-    } else {
-        ConvTactic::Product
+    }
+}
+
+/// The cheapest tactic that is allowed. The batch plays no part, so that Programs for different batches share their packed
+/// filters.
+pub fn choose_tactic(threads: usize, shape: &ConvShape, liberty: Liberty) -> ConvTactic {
+    rank_tactics(threads, shape, liberty)[0]
+}
+
+/// Every tactic that covers a convolution and is allowed, the cheapest by estimate first; at least one.
+pub fn rank_tactics(threads: usize, shape: &ConvShape, liberty: Liberty) -> Vec<ConvTactic> {
+    let is_allowed = |tactic: &ConvTactic| tactic.covers(shape) && liberty.allows(*tactic);
+    let mut tactics: Vec<ConvTactic> = ConvTactic::ALL.into_iter().filter(is_allowed).collect();
+    tactics.sort_by_key(|tactic| estimate(*tactic, threads, shape));
+    tactics
+}
+
+/// Cycles of a tactic in hundredths; those of the product are scaled by `WINOGRAD_SHARE`.
+fn estimate(tactic: ConvTactic, threads: usize, shape: &ConvShape) -> usize {
+    let winograd = |cycles: usize| cycles.saturating_mul(100);
+    match tactic {
+        ConvTactic::ProductBf16 => estimate(ConvTactic::Product, threads, shape) / 2,
+        ConvTactic::Product => {
+            let values = shape.taps() * shape.in_channels * (shape.out_channels + PATCH_CYCLES);
+            let arithmetic = values * shape.out_area().div_ceil(16) / threads.max(1);
+            let filter = shape.taps() * shape.in_channels * shape.out_channels / FILTER_VALUES_PER_CYCLE;
+            (arithmetic + filter).saturating_mul(WINOGRAD_SHARE)
+        }
+        ConvTactic::Depthwise => 0,
+        ConvTactic::Winograd2 => winograd(winograd_cycles(4, threads, shape)),
+        ConvTactic::Winograd4 => winograd(winograd_cycles(6, threads, shape)),
+        ConvTactic::WinogradLine => winograd(line_cycles(threads, shape)),
     }
 }
 

@@ -243,7 +243,7 @@ fn large_sums_match_plain_loops() {
 fn tactics_are_chosen_by_shape_but_not_by_batch() {
     let chosen = |channels: usize, size: usize, stride: usize, batch: usize| {
         let shape = shape_of(batch, [channels, channels, 1], [size; 2], [3, 3], [stride; 2], [1, 1], [1, 1]);
-        choose_tactic(2, &shape, false)
+        choose_tactic(2, &shape, Liberty::Rounding)
     };
     for batch in [1, 8] {
         assert_eq!(chosen(64, 56, 1, batch), ConvTactic::Winograd4);
@@ -252,7 +252,7 @@ fn tactics_are_chosen_by_shape_but_not_by_batch() {
         assert_eq!(chosen(2, 56, 1, batch), ConvTactic::Product);
     }
     let shape = shape_of(1, [64, 64, 1], [56, 56], [3, 3], [1, 1], [1, 1], [1, 1]);
-    assert_eq!(choose_tactic(2, &shape, true), ConvTactic::Product, "strict numerics");
+    assert_eq!(choose_tactic(2, &shape, Liberty::Strict), ConvTactic::Product, "strict numerics");
 }
 
 #[test]

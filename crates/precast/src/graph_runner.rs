@@ -10,17 +10,30 @@ use precast_ir::op::{If, Loop};
 use precast_ir::{Graph, NodeId, Op, ValueId};
 use precast_passes::cut_segments::{Segment, cut_segments};
 use precast_passes::{CANONICAL, PassOptions, run_passes};
-use precast_program::{Bucket, Device, MemoryStore, Program, Target};
+use precast_program::{Bucket, Device, MemoryStore, Program};
 use precast_session::ContextPool;
 use precast_tensor::{Bindings, Tensor, Type};
 
 use crate::error::Error;
+use crate::tuning::Tuning;
 
 /// What all runners of a model share.
 pub struct Shared {
-    pub target: CpuTarget,
+    pub target: Arc<CpuTarget>,
     pub device: Arc<CpuDevice>,
     pub store: MemoryStore,
+    pub tuning: Tuning,
+}
+
+impl Shared {
+    /// Compiles a Graph whose dims are all numbers, measuring tactics first if asked to.
+    fn compile(&self, graph: &Graph, bucket: &Bucket) -> Result<Program, Error> {
+        let optimised = self.target.optimise(graph)?;
+        if self.tuning.is_measuring() {
+            self.tuning.tune(&optimised);
+        }
+        Ok(self.target.compile_optimised(&optimised, bucket, &self.store)?)
+    }
 }
 
 /// Sizes of one part that are kept compiled; beyond this the set is dropped and begun again.
@@ -99,7 +112,7 @@ impl GraphRunner {
     fn load_whole(&self, whole: &Mutex<Whole>) -> Result<Arc<ContextPool>, Error> {
         let mut whole = whole.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Whole::Graph(graph) = &*whole {
-            let program = self.shared.target.compile(graph, &Bucket::default(), &self.shared.store)?;
+            let program = self.shared.compile(graph, &Bucket::default())?;
             *whole = Whole::Compiled(Arc::new(program));
         }
         let pool = match &*whole {
@@ -115,7 +128,7 @@ impl GraphRunner {
     pub fn compile_whole(self, bucket: &Bucket) -> Result<Option<Program>, Error> {
         let Pieces::Whole(whole) = self.pieces else { return Ok(None) };
         match whole.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
-            Whole::Graph(graph) => Ok(Some(self.shared.target.compile(&graph, bucket, &self.shared.store)?)),
+            Whole::Graph(graph) => Ok(Some(self.shared.compile(&graph, bucket)?)),
             Whole::Compiled(program) => Ok(Some(Program::clone(&program))),
             Whole::Loaded(pool) => Ok(Some(pool.program().clone())),
         }
@@ -189,7 +202,7 @@ impl CutGraph {
         }
         let graph = graph()?;
         let bucket = Bucket::new(key.bindings.iter().cloned());
-        let program = Arc::new(self.shared.target.compile(&graph, &bucket, &self.shared.store)?);
+        let program = Arc::new(self.shared.compile(&graph, &bucket)?);
         let part = self.shared.load(&program)?;
         if parts.len() >= PARTS_KEPT {
             parts.clear();

@@ -30,6 +30,7 @@ mod program_runner;
 mod runner;
 pub mod suggestion;
 mod tensor_file;
+mod tuning;
 mod verify;
 
 pub use compare::{Difference, Tolerance, compare, relative_error};
@@ -42,12 +43,13 @@ pub use precast_cache::{
     CacheError, CacheOptions, Event as CacheEvent, Explanation, FieldDiff, GcOptions, KeyRecord, Miss,
     Mode as CacheMode, Nearest, ProgramCache, ProgramKey, PublicKey, RemoteOptions, SignKey, Signing, Transfer,
 };
-pub use precast_cpu::Isa;
+pub use precast_cpu::step::Tactic;
+pub use precast_cpu::{Isa, TuneMode, TuneOptions};
 pub use precast_ir::{Graph, text};
 pub use precast_onnx::{ImportError, ImportOptions, Imported, UnsupportedNode, operators};
 pub use precast_passes::batch_axis::{explain as explain_padding, pad_verdict};
 pub use precast_passes::{CANONICAL, FUSED, PassOptions, PassReport, Place, run_passes};
-pub use precast_program::{Bucket, Port, Program, Step};
+pub use precast_program::{Bucket, Port, Program, Step, TuningRecord, TuningTable};
 pub use precast_session::{
     Argument, BucketPolicy, ContextWait, Counters, DimOptions, Fit, Observer, OnMiss, OnMissChain, OutputBuffer,
     PadContent, PadGrade, Pending, Phase, Progress, Reason, RunReport, Session, SessionError, SessionOptions, Startup,

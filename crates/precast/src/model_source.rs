@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use precast_cache::ProgramCache;
+use precast_cache::{KeyRecord, ProgramCache};
 use precast_cpu::CpuTarget;
 use precast_ir::Graph;
 use precast_onnx::{ImportError, ImportOptions};
@@ -16,6 +16,7 @@ use precast_tensor::{Digest, Dim, Type};
 
 use crate::error::Error;
 use crate::model::Model;
+use crate::tuning::Tuning;
 
 /// Kind of the notes.
 const KIND: &str = "interface";
@@ -25,6 +26,7 @@ pub(crate) struct ModelSource {
     model: Model,
     import: ImportOptions,
     passes: PassOptions,
+    tuning: Arc<Tuning>,
     /// The symbolic Graph, while Programs are compiled from it.
     symbolic: Mutex<Option<Arc<Graph>>>,
     /// Every set of dims has a Graph of its own.
@@ -32,9 +34,9 @@ pub(crate) struct ModelSource {
 }
 
 impl ModelSource {
-    pub(crate) fn new(model: &Model, import: ImportOptions, passes: PassOptions) -> ModelSource {
+    pub(crate) fn new(model: &Model, import: ImportOptions, passes: PassOptions, tuning: Arc<Tuning>) -> ModelSource {
         let (model, symbolic, is_by_dims) = (model.clone(), Mutex::default(), OnceLock::new());
-        ModelSource { model, import, passes, symbolic, is_by_dims }
+        ModelSource { model, import, passes, tuning, symbolic, is_by_dims }
     }
 
     /// What a Session needs to know, from the cache's notes where it is there.
@@ -132,6 +134,11 @@ impl GraphSource for ModelSource {
             return self.import_for(bucket).map_err(failed);
         }
         self.symbolic_graph().map_err(failed)?.graph(bucket)
+    }
+
+    fn tuning(&self, untuned: &KeyRecord, graph: Option<&Graph>) -> Result<Option<Digest>, SessionError> {
+        let graph = || graph.cloned().map_or_else(|| Ok(self.graph(&untuned.bucket)?), Ok);
+        self.tuning.digest(untuned, graph).map_err(|error| SessionError::Source(error.to_string()))
     }
 }
 

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use precast_cache::{CacheOptions, KeyRecord, Mode, ProgramCache};
-use precast_cpu::{CpuDevice, CpuTarget};
+use precast_cpu::{CpuDevice, CpuTarget, TuneOptions};
 use precast_onnx::{ImportError, ImportOptions};
+use precast_program::TuningTable;
 use precast_session::{BucketPolicy, DimOptions, RunReport, Session, SessionOptions, Startup};
 use precast_tensor::{Digest, Dim, Tensor};
 
@@ -17,6 +18,7 @@ use crate::model::Model;
 use crate::model_source::ModelSource;
 use crate::runner::{Named, RunnerOptions};
 use crate::suggestion::listed;
+use crate::tuning::Tuning;
 
 /// How a model is opened.
 #[derive(Clone, Debug)]
@@ -58,6 +60,7 @@ pub struct ModelSession {
     target: Arc<CpuTarget>,
     device: Arc<CpuDevice>,
     cache: Arc<ProgramCache>,
+    tuning: Arc<Tuning>,
     /// Inputs whose values decide the form of the model, beside those that are frozen; learned from it.
     deciding: Mutex<BTreeSet<String>>,
     /// Forms by the values of those inputs.
@@ -89,10 +92,14 @@ impl ModelSession {
     /// Opens a model on a cache that is open already.
     pub fn open_on(model: &Model, options: &OpenOptions, cache: Arc<ProgramCache>) -> Result<ModelSession, Error> {
         let runner = &options.runner;
+        let target = CpuTarget::new(runner.isa, runner.threads, runner.passes.clone()).with_tuning(cache.tuning());
+        let (target, device) = (Arc::new(target), Arc::new(CpuDevice::new(runner.threads)));
+        let tuning = Tuning::new(runner.tune, target.clone(), device.clone(), cache.clone());
         let session = ModelSession {
             model: model.clone(),
-            target: Arc::new(CpuTarget::new(runner.isa, runner.threads, runner.passes.clone())),
-            device: Arc::new(CpuDevice::new(runner.threads)),
+            target,
+            device,
+            tuning: Arc::new(tuning),
             cache,
             deciding: Mutex::default(),
             forms: RwLock::default(),
@@ -110,6 +117,17 @@ impl ModelSession {
     /// The forms that are open.
     pub fn forms(&self) -> Vec<Arc<Form>> {
         self.forms.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// What the Program of each Bucket is found by, in increasing order.
+    pub fn records(&self) -> Result<Vec<KeyRecord>, Error> {
+        let forms = self.forms();
+        let form = forms.first().ok_or_else(|| {
+            Error::Request(
+                "the values of inputs decide the form of the model; its Programs are not known ahead".to_string(),
+            )
+        })?;
+        Ok(form.session.records()?)
     }
 
     /// Programs compiled so far.
@@ -185,7 +203,8 @@ impl ModelSession {
             *dim = dim.substitute(&|symbol| dims.get(symbol.as_str()).cloned());
         }
         let import = ImportOptions { dims, shapes, freeze: freeze.collect() };
-        let source = Arc::new(ModelSource::new(&self.model, import, options.runner.passes.clone()));
+        let source =
+            Arc::new(ModelSource::new(&self.model, import, options.runner.passes.clone(), self.tuning.clone()));
         let interface = source.interface(&self.target, &self.cache)?;
         let mut session = options.session.clone();
         if let (Some(symbol), true) = (batch_symbol(&interface), options.buckets != BucketPolicy::Exact) {
@@ -244,18 +263,15 @@ impl Form {
     }
 }
 
-/// What the Program of each Bucket of a model is found by, in increasing order. Compiles and loads nothing.
-pub fn program_records(model: &Model, options: &OpenOptions) -> Result<Vec<KeyRecord>, Error> {
+/// What the Program of each Bucket of a model is found by in a cache with these measured tactics, in increasing order.
+/// Compiles, loads and measures nothing.
+pub fn program_records(model: &Model, options: &OpenOptions, tuning: &TuningTable) -> Result<Vec<KeyRecord>, Error> {
     let session = SessionOptions { startup: Startup::Lazy, ..options.session.clone() };
-    let options = OpenOptions { session, ..options.clone() };
-    let opened = ModelSession::open_on(model, &options, Arc::new(ProgramCache::open(CacheOptions::memory())?))?;
-    let forms = opened.forms();
-    let form = forms.first().ok_or_else(|| {
-        Error::Request(
-            "the values of inputs decide the form of the model; its Programs are not known ahead".to_string(),
-        )
-    })?;
-    Ok(form.session.records()?)
+    let runner = RunnerOptions { tune: TuneOptions::default(), ..options.runner.clone() };
+    let options = OpenOptions { session, runner, ..options.clone() };
+    let cache = ProgramCache::open(CacheOptions::memory())?;
+    cache.keep_tuning(tuning);
+    ModelSession::open_on(model, &options, Arc::new(cache))?.records()
 }
 
 /// The symbol of the batch: that of axis 0 of the first input that has one.

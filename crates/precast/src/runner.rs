@@ -4,7 +4,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use precast_cpu::{CpuDevice, CpuTarget, Isa};
+use precast_cache::{CacheOptions, ProgramCache};
+use precast_cpu::step::Tactic;
+use precast_cpu::{CpuDevice, CpuTarget, Isa, TuneOptions};
 use precast_ir::Graph;
 use precast_ir::eval::eval_graph;
 use precast_onnx::import::{ImportError, ImportOptions};
@@ -17,6 +19,7 @@ use crate::error::Error;
 use crate::graph_runner::{GraphRunner, Shared};
 use crate::model::Model;
 use crate::suggestion::listed;
+use crate::tuning::Tuning;
 
 /// How a model is compiled and run.
 #[derive(Clone, Debug)]
@@ -27,12 +30,14 @@ pub struct RunnerOptions {
     pub isa: Isa,
     /// Controls of the passes.
     pub passes: PassOptions,
+    /// Whether tactics are measured before compiling; not unless set.
+    pub tune: TuneOptions,
 }
 
 impl Default for RunnerOptions {
     fn default() -> RunnerOptions {
         let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
-        RunnerOptions { threads, isa: Isa::detect(), passes: PassOptions::default() }
+        RunnerOptions { threads, isa: Isa::detect(), passes: PassOptions::default(), tune: TuneOptions::default() }
     }
 }
 
@@ -68,9 +73,16 @@ const PREPARED_KEPT: usize = 64;
 impl Runner {
     /// A runner of a model.
     pub fn new(model: Model, options: RunnerOptions) -> Runner {
-        let target = CpuTarget::new(options.isa, options.threads, options.passes);
-        let shared =
-            Shared { target, device: Arc::new(CpuDevice::new(options.threads)), store: MemoryStore::default() };
+        let memory = ProgramCache::open(CacheOptions::memory()).expect("a cache in memory has no root to refuse");
+        Runner::with_tuning_of(model, options, Arc::new(memory))
+    }
+
+    /// A runner whose Programs rest on the measured tactics of a cache, where also those go that it measures itself.
+    pub fn with_tuning_of(model: Model, options: RunnerOptions, cache: Arc<ProgramCache>) -> Runner {
+        let target = CpuTarget::new(options.isa, options.threads, options.passes).with_tuning(cache.tuning());
+        let (target, device) = (Arc::new(target), Arc::new(CpuDevice::new(options.threads)));
+        let tuning = Tuning::new(options.tune, target.clone(), device.clone(), cache);
+        let shared = Shared { target, device, store: MemoryStore::default(), tuning };
         Runner { model, shared: Arc::new(shared), frozen: Mutex::default(), prepared: Mutex::default() }
     }
 
@@ -254,6 +266,8 @@ fn positions(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<Vec<usize>, E
 pub struct StepTime {
     /// Kernel of the step.
     pub kernel: String,
+    /// Why its tactic was chosen, where there is a choice.
+    pub tactic: Option<String>,
     /// Source nodes.
     pub nodes: Vec<String>,
     /// How long it took.
@@ -293,7 +307,12 @@ impl Ready {
             self.with_buffers(|context, program, inputs, outputs| Ok(context.run_timed(program, inputs, outputs)?))?;
         let steps = self.program().steps.iter().zip(times);
         Ok(steps
-            .map(|(step, time)| StepTime { kernel: step.kernel.clone(), nodes: step.provenance.clone(), time })
+            .map(|(step, time)| StepTime {
+                kernel: step.kernel.clone(),
+                tactic: Tactic::why_of(&step.parameters),
+                nodes: step.provenance.clone(),
+                time,
+            })
             .collect())
     }
 

@@ -9,6 +9,7 @@ pub mod plan;
 pub mod program;
 pub mod store;
 pub mod target;
+pub mod tuning;
 
 pub use bucket::Bucket;
 pub use device::{Device, DeviceContext, LoadError, LoadedProgram, RunError};
@@ -17,3 +18,4 @@ pub use plan::{Lifetime, Plan, plan_buffers};
 pub use program::{ConstantRef, Place, Port, Program, Slot, Step};
 pub use store::{ArtifactStore, MemoryStore};
 pub use target::{CompileError, Target, TargetDescription};
+pub use tuning::{TuningRecord, TuningTable};

@@ -75,7 +75,7 @@ impl Bringer {
                 (GraphDigests::of(&graph)?, Some(graph))
             }
         };
-        let record = KeyRecord {
+        let untuned = KeyRecord {
             schema: KeyRecord::current_schema(),
             compiler: BUILD.to_string(),
             graph: digests.graph,
@@ -92,6 +92,7 @@ impl Bringer {
             custom_ops: BTreeMap::new(),
             assertions: BTreeMap::new(),
         };
-        Ok((record, graph))
+        let tuning = self.source.tuning(&untuned, graph.as_ref())?;
+        Ok((KeyRecord { tuning, ..untuned }, graph))
     }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use precast_cache::KeyRecord;
 use precast_ir::graph::{GraphCopy, GraphError, Provenance};
 use precast_ir::{Definition, Graph, text};
 use precast_passes::batch_axis::{self, Grade, OutputRule, PadVerdict, pad_verdict};
@@ -17,6 +18,12 @@ use crate::error::SessionError;
 pub trait GraphSource: Send + Sync {
     /// The Graph of a Bucket: every dim is a number.
     fn graph(&self, bucket: &Bucket) -> Result<Graph, SessionError>;
+
+    /// The digest of the measured tactics that the Program of this record rests on, beside which the record is complete.
+    /// May measure. The Graph is given where it is there already.
+    fn tuning(&self, _untuned: &KeyRecord, _graph: Option<&Graph>) -> Result<Option<Digest>, SessionError> {
+        Ok(None)
+    }
 }
 
 impl GraphSource for Graph {

@@ -9,7 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use precast::{
-    CacheMode, CacheOptions, Isa, KeyRecord, Miss, ModelSession, OpenOptions, ProgramCache, program_records,
+    CacheMode, CacheOptions, Isa, KeyRecord, Miss, ModelSession, OpenOptions, ProgramCache, TuningTable,
+    program_records,
 };
 use precast_cache::{Fetched, GetError, Origin};
 use precast_onnx::proto::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
@@ -34,7 +35,7 @@ fn misses(bench: &mut Bench, subject: &Subject, root: &Path) -> Result<()> {
     let mut tally = Tally::default();
     let cache = ProgramCache::open(CacheOptions { mode: CacheMode::ReadOnly, ..CacheOptions::new(root) })?;
     let records = |subject: &Subject, options: &OpenOptions| -> Result<Vec<KeyRecord>> {
-        Ok(program_records(&subject.open_model()?, options)?)
+        Ok(program_records(&subject.open_model()?, options, &TuningTable::default())?)
     };
     let mut cases: Vec<(&str, &str, Vec<KeyRecord>)> = Vec::new();
 
@@ -233,7 +234,7 @@ fn whole_model(bench: &Bench, tally: &mut Tally) -> Result<()> {
 
 /// Records that differ in an option.
 fn many_records(subject: &Subject, count: usize) -> Result<Vec<KeyRecord>> {
-    let records = program_records(&subject.open_model()?, &subject.options())?;
+    let records = program_records(&subject.open_model()?, &subject.options(), &TuningTable::default())?;
     let record = records.first().context("a Bucket")?;
     let numbered = |number: usize| {
         let mut record = record.clone();
@@ -257,7 +258,7 @@ fn template(bench: &Bench) -> Result<precast::Program> {
     })?;
     let cache = Arc::new(ProgramCache::open(CacheOptions::memory())?);
     subject.open(Arc::clone(&cache))?;
-    let record = program_records(&subject.open_model()?, &subject.options())?.remove(0);
+    let record = program_records(&subject.open_model()?, &subject.options(), &TuningTable::default())?.remove(0);
     let program = cache.probe(&record).map_err(|miss| anyhow::anyhow!("{miss}"))?;
     Ok(program.as_ref().clone())
 }

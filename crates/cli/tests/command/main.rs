@@ -10,6 +10,7 @@ mod models;
 mod perf;
 mod process;
 mod run;
+mod tune;
 mod verify;
 
 use std::path::{Path, PathBuf};

@@ -23,6 +23,14 @@ pub(crate) fn affine() -> ModelProto {
     model(nodes, initializers, vec![x], vec![value("y", DataType::Float, &["rows", "2"])])
 }
 
+/// A 3×3 convolution of 8 channels, which several tactics cover.
+pub(crate) fn convolution() -> ModelProto {
+    let weight: Vec<f32> = (0..8 * 8 * 9).map(|at| (at as f32 * 0.7).sin()).collect();
+    let x = value("x", DataType::Float, &["n", "8", "12", "12"]);
+    let y = value("y", DataType::Float, &["n", "8", "10", "10"]);
+    model(vec![node("Conv", &["x", "weight"], "y")], vec![floats("weight", &[8, 8, 3, 3], &weight)], vec![x], vec![y])
+}
+
 /// Rows of a table by index.
 pub(crate) fn embedding() -> ModelProto {
     let table = floats("table", &[2, 2], &[1.0, 2.0, 3.0, 4.0]);

@@ -1,5 +1,6 @@
 //! Convolutions: 1-D and 2-D in f32 with packed filters; the rest by reference.
 
+use precast_ir::Op;
 use precast_ir::op::{Conv, ConvInt, ConvTranspose};
 use precast_kernels::conv::{self, ConvShape, ConvTactic};
 use precast_kernels::conv_int::{self, ConvIntAxis, ConvIntShape};
@@ -96,6 +97,37 @@ fn conv_shape(step: &StepNode, op: &Conv) -> Option<ConvShape> {
     Some(plane.shape(step, step.shape(1)[0], op.groups))
 }
 
+/// The sizes and epilogue of a step that the f32 convolution covers: a step whose tactic is chosen.
+pub fn tactic_shape(step: &StepNode) -> Option<(ConvShape, Epilogue)> {
+    let (op, epilogue) = match step.op() {
+        Op::Conv(op) => (op, Epilogue::default()),
+        Op::Fused(fused) => {
+            let root = fused.body.nodes().first()?;
+            match &root.op {
+                Op::Conv(op) if fused.body.inputs().starts_with(&root.inputs) => (op, Epilogue::of(&fused.body)?),
+                _ => return None,
+            }
+        }
+        _ => return None,
+    };
+    let is_covered = epilogue.bias.is_none() && epilogue.scale.is_none() && epilogue.constant_part(step).is_some();
+    Some((conv_shape(step, op)?, epilogue)).filter(|_| is_covered)
+}
+
+/// The input that is the convolution's own bias.
+pub fn own_bias(step: &StepNode, epilogue: &Epilogue) -> Option<usize> {
+    let is_own = |input: &usize| Some(*input) != epilogue.residual && epilogue.numbers().all(|number| number != *input);
+    (2..step.input_count()).find(is_own)
+}
+
+/// The tactic that a step says, if it can compute these sizes.
+fn said_tactic(step: &StepNode, shape: &ConvShape, machine: Machine) -> Result<ConvTactic, String> {
+    let said = step.tactic.as_ref().ok_or("it does not say its tactic")?;
+    let tactic = ConvTactic::from_name(&said.name).ok_or_else(|| format!("its tactic '{}' is unknown", said.name))?;
+    let is_allowed = tactic.covers(shape) && machine.liberty().allows(tactic);
+    is_allowed.then_some(tactic).ok_or_else(|| format!("the tactic '{}' does not cover it", said.name))
+}
+
 /// A convolution with its epilogue. The step's inputs are x, filter, then the bias if there is one.
 pub fn lower_conv(
     step: &StepNode,
@@ -108,7 +140,8 @@ pub fn lower_conv(
     if epilogue.bias.is_some() || epilogue.scale.is_some() {
         return Ok(None);
     }
-    let tactic = conv::choose_tactic(machine.threads, &shape, machine.is_strict);
+    let Some(constant_part) = epilogue.constant_part(step) else { return Ok(None) };
+    let tactic = said_tactic(step, &shape, machine)?;
     let pack = |filter: &Tensor| {
         let filter = filter.bytes().clone();
         move |packed: &mut [f32]| {
@@ -117,8 +150,7 @@ pub fn lower_conv(
     };
     let packed = Read::packed(conv::packed_filter_len(tactic, &shape), step.constant(1).map(pack))?;
     let mut reads = vec![Read::Input(0), packed];
-    let is_own = |input: &usize| Some(*input) != epilogue.residual && epilogue.numbers().all(|number| number != *input);
-    let own_bias = (2..step.input_count()).find(is_own);
+    let own_bias = own_bias(step, epilogue);
     let mut push = |input: Option<usize>| {
         input.map(|input| {
             reads.push(Read::Input(input));
@@ -127,7 +159,6 @@ pub fn lower_conv(
     };
     let (bias, residual) = (push(own_bias), push(epilogue.residual));
     let scratch = conv::conv_scratch_len(machine.isa, machine.threads, tactic, &shape) * size_of::<f32>();
-    let Some(constant_part) = epilogue.constant_part(step) else { return Ok(None) };
     Ok(Some(Lowered {
         kernel: format!("{}{}", conv_name(tactic, &shape), epilogue.suffix()),
         reads,

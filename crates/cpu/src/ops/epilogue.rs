@@ -115,6 +115,30 @@ impl Epilogue {
         self.affine.into_iter().flatten()
     }
 
+    /// Words for what it costs: the same for epilogues that differ in numbers alone.
+    pub fn kind(&self) -> String {
+        let activation = match self.activation {
+            Activation::None => "none",
+            Activation::Relu => "relu",
+            Activation::Clamp { .. } => "clamp",
+            Activation::LeakyRelu { .. } => "leaky",
+            Activation::Sigmoid => "sigmoid",
+            Activation::Silu => "silu",
+            Activation::HardSwish => "hard_swish",
+            Activation::HardSigmoid { .. } => "hard_sigmoid",
+            Activation::Gelu => "gelu",
+            Activation::GeluTanh => "gelu_tanh",
+            Activation::Tanh => "tanh",
+        };
+        let affine = if self.affine == [None; 2] { "" } else { "+affine" };
+        let residual = match (self.residual, self.residual_place) {
+            (None, _) => ["", ""],
+            (Some(_), ResidualPlace::First) => ["add+", ""],
+            (Some(_), ResidualPlace::Last) => ["", "+add"],
+        };
+        format!("{}{activation}{affine}{}", residual[0], residual[1])
+    }
+
     /// Words for the kernel's name.
     pub fn suffix(&self) -> &'static str {
         let is_last = self.residual_place == ResidualPlace::Last;
