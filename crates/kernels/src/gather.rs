@@ -41,7 +41,7 @@ impl Indices<'_> {
     }
 
     /// The index at `position` as an offset below `extent`.
-    fn resolve(self, position: usize, extent: usize) -> Result<usize, IndexError> {
+    pub(crate) fn resolve(self, position: usize, extent: usize) -> Result<usize, IndexError> {
         let index = self.get(position);
         let wrapped = if index < 0 { index.wrapping_add(extent as i64) } else { index };
         let offset = usize::try_from(wrapped).ok().filter(|&offset| offset < extent);
@@ -127,14 +127,51 @@ pub fn gather(
     }
     let rows_in_task = rows_of_bytes(inner_bytes);
     exec.pool().chunks_mut(dst, rows_in_task * inner_bytes, |task, dst| {
-        for (index, row) in dst.chunks_exact_mut(inner_bytes).enumerate() {
-            let flat = task * rows_in_task + index;
-            let offset = indices.resolve(flat % count, axis).expect("checked above");
-            let start = (flat / count * axis + offset) * inner_bytes;
-            copy_row(&src[start..start + inner_bytes], row);
+        let first = task * rows_in_task;
+        let rows = GatherRows { axis, inner_bytes, src, indices, outer: first / count, position: first % count };
+        match inner_bytes {
+            4 => rows.copy(dst, |source, row| copy_exactly::<4>(source, row)),
+            8 => rows.copy(dst, |source, row| copy_exactly::<8>(source, row)),
+            _ => rows.copy(dst, copy_row),
         }
     });
     Ok(())
+}
+
+/// Some successive rows of the result of a gather.
+struct GatherRows<'a> {
+    axis: usize,
+    inner_bytes: usize,
+    src: &'a [u8],
+    indices: Indices<'a>,
+    /// Where the first row is.
+    outer: usize,
+    position: usize,
+}
+
+impl GatherRows<'_> {
+    /// Copies the rows that fill `dst`; every index was checked.
+    #[inline(always)]
+    fn copy(&self, dst: &mut [u8], copy: impl Fn(&[u8], &mut [u8])) {
+        let GatherRows { axis, inner_bytes, src, indices, mut outer, mut position } = *self;
+        for row in dst.chunks_exact_mut(inner_bytes) {
+            let offset = indices.resolve(position, axis).expect("checked before");
+            let start = (outer * axis + offset) * inner_bytes;
+            copy(&src[start..start + inner_bytes], row);
+            position += 1;
+            if position == indices.len() {
+                (outer, position) = (outer + 1, 0);
+            }
+        }
+    }
+}
+
+/// A copy whose length the compiler knows, which saves a call.
+#[inline(always)]
+pub(crate) fn copy_exactly<const N: usize>(source: &[u8], target: &mut [u8]) {
+    if let (Some(source), Some(target)) = (source.first_chunk::<N>(), target.first_chunk_mut::<N>()) {
+        *target = *source;
+    }
 }
 
 /// `dst[i, …] = src[… with the index at `axis` replaced by indices[i, …]]`; `dst` has the shape of the indices, which

@@ -23,6 +23,7 @@ mod cores;
 pub mod epilogue;
 pub mod float16;
 pub mod gather;
+pub mod gather_concat;
 pub mod gemm;
 mod gemm_drive;
 pub mod gemm_f64;

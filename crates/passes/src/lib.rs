@@ -11,6 +11,7 @@ pub mod fold_factors;
 pub mod fold_scales;
 pub mod fuse_attention;
 pub mod fuse_epilogues;
+pub mod fuse_gathers;
 pub mod fuse_horizontal;
 pub mod fuse_pointwise;
 pub mod hoist_scales;

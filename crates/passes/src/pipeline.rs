@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::log::{Log, PassReport};
 use crate::{
     absorb_pads, fold_constants, fold_conv_1x1, fold_factors, fold_scales, fuse_attention, fuse_epilogues,
-    fuse_horizontal, fuse_pointwise, hoist_scales, merge_equal, merge_transposes, recognise_activations,
+    fuse_gathers, fuse_horizontal, fuse_pointwise, hoist_scales, merge_equal, merge_transposes, recognise_activations,
     recognise_norms, remove_identities, resolve_dims, simplify_algebra, simplify_concats,
 };
 
@@ -87,6 +87,7 @@ pub const FUSED: &[Pass] = &[
     fuse_horizontal::PASS,
     // Before pointwise fusion, which would take the activations away from their conv or matmul.
     fuse_epilogues::PASS,
+    fuse_gathers::PASS,
     fuse_pointwise::PASS,
 ];
 

@@ -1,10 +1,10 @@
-//! A fused body: a convolution or product with its epilogue, an attention, or elementwise nodes.
+//! A fused body: a convolution or product with its epilogue, an attention, lookups that are concatenated, or elementwise nodes.
 
 use precast_ir::{Graph, Op};
 use precast_tensor::Tensor;
 
 use crate::ops::epilogue::Epilogue;
-use crate::ops::{attention, conv, elementwise, matmul};
+use crate::ops::{attention, conv, elementwise, gather_concat, matmul};
 use crate::step::{Lowered, Machine, StepNode};
 
 /// The kernel of a fused body.
@@ -25,6 +25,7 @@ pub fn lower(step: &StepNode, body: &Graph, machine: Machine) -> Result<Option<L
             Some(epilogue) => matmul::lower_matmul(step, op, &epilogue, machine),
             None => Ok(None),
         },
+        Op::Gather(_) => Ok(gather_concat::lower(step, body)),
         _ => {
             let (inner, operands) = with_inline_constants(step, body)?;
             Ok(elementwise::lower_program(step, &inner, &operands, &names(body)))

@@ -10,13 +10,15 @@ use crate::step::{Lowered, StepNode};
 
 /// Element type of an index operand.
 #[derive(Clone, Copy)]
-enum IndexType {
+#[allow(missing_docs)]
+pub enum IndexType {
     I32,
     I64,
 }
 
 impl IndexType {
-    fn of(dtype: DType) -> Option<IndexType> {
+    /// The type of such indices.
+    pub fn of(dtype: DType) -> Option<IndexType> {
         match dtype {
             DType::I32 => Some(IndexType::I32),
             DType::I64 => Some(IndexType::I64),
@@ -24,7 +26,8 @@ impl IndexType {
         }
     }
 
-    fn read<'s>(self, args: &Args<'s>, read: usize) -> Indices<'s> {
+    /// The operand at a position of the step's reads.
+    pub fn read<'s>(self, args: &Args<'s>, read: usize) -> Indices<'s> {
         match self {
             IndexType::I32 => Indices::I32(args.read(read)),
             IndexType::I64 => Indices::I64(args.read(read)),

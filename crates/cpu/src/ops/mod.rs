@@ -5,6 +5,7 @@ pub mod conv;
 pub mod elementwise;
 pub mod epilogue;
 pub mod fused;
+pub mod gather_concat;
 pub mod index;
 pub mod layout;
 pub mod matmul;
