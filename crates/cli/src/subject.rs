@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use precast::{InputInfo, Model, Named, ProgramRunner, Ready, Runner, RunnerOptions, Tensor, is_program_file};
+use precast::{
+    InputInfo, Model, Named, PassOptions, ProgramRunner, Ready, Runner, RunnerOptions, Tensor, is_program_file,
+};
 
 use crate::args::Shared;
 use crate::exit::Failure;
@@ -19,15 +21,16 @@ impl Subject {
     /// Opens either.
     pub fn open(path: &Path, shared: &Shared) -> Result<Subject, Failure> {
         if is_program_file(path)? {
+            shared.numerics.refuse_for_program(path)?;
             return Ok(Subject::Program(ProgramRunner::open(path, options(shared).threads)?));
         }
         Ok(Subject::Model(Box::new(open_runner(path, shared)?)))
     }
 
-    /// The instruction set it runs on: a Program's own, or the flags' for a model.
+    /// The instruction set it runs on, with its numerics: a Program's own, or the flags' for a model.
     pub fn isa(&self, shared: &Shared) -> String {
         match self {
-            Subject::Model(_) => options(shared).isa.name().to_string(),
+            Subject::Model(_) => format!("{}{}", options(shared).isa.name(), shared.numerics.numerics()),
             Subject::Program(program) => {
                 let target = &program.program().target;
                 let features = target.split_once(':').and_then(|(_, features)| features.split(' ').next());
@@ -75,7 +78,7 @@ pub fn options(shared: &Shared) -> RunnerOptions {
     RunnerOptions {
         threads: shared.threads.unwrap_or(defaults.threads),
         isa: shared.isa.unwrap_or(defaults.isa),
-        ..defaults
+        passes: PassOptions { numerics: shared.numerics.numerics(), ..defaults.passes },
     }
 }
 

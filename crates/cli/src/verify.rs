@@ -4,7 +4,9 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use precast::{Difference, Named, Runner, StepReport, Tensor, Tolerance, compare, read_archive, verify_steps};
+use precast::{
+    Difference, Named, Numerics, Runner, StepReport, Tensor, Tolerance, compare, read_archive, verify_steps,
+};
 use serde_json::{Value, json};
 
 use crate::Cx;
@@ -32,10 +34,13 @@ pub fn verify(args: &VerifyArgs, shared: &Shared, cx: &Cx) -> Result<Report, Fai
     let expected = expected(args, shared, &runner, &inputs, cx)?;
     let verdicts = verdicts(&found, &expected, &rule);
     let mut is_equal = verdicts.iter().all(|verdict| verdict.is_good);
-    let mut text = format!("verify   {} against {}\n", args.model.display(), args.against);
+    let numerics = shared.numerics.numerics();
+    let taken = if numerics == Numerics::default() { String::new() } else { format!(" ({numerics})") };
+    let mut text = format!("verify   {}{taken} against {}\n", args.model.display(), args.against);
     let mut json = json!({
         "model": args.model.display().to_string(),
         "against": args.against,
+        "numerics": numerics.fields(),
         "outputs": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
     });
     verdicts.iter().for_each(|verdict| text.push_str(&verdict.text()));

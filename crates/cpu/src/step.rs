@@ -6,6 +6,7 @@ use precast_ir::graph::GraphError;
 use precast_ir::{Definition, Graph, Node, Op, text};
 use precast_kernels::arena::{AlignedBytes, Args};
 use precast_kernels::isa::{Exec, Isa};
+use precast_passes::{Numerics, WeightPrecision};
 use precast_tensor::{DType, Element, Tensor, TensorError, Type};
 
 /// What a step does when it runs.
@@ -195,4 +196,13 @@ pub struct Machine {
     pub threads: usize,
     /// Whether kernels must round as the ops are written: no Winograd.
     pub is_strict: bool,
+    /// Whether constant f32 weights are held and multiplied as bf16.
+    pub is_bf16: bool,
+}
+
+impl Machine {
+    /// The machine of a target whose numerics are these.
+    pub fn new(isa: Isa, threads: usize, numerics: &Numerics) -> Machine {
+        Machine { isa, threads, is_strict: numerics.is_strict, is_bf16: numerics.weights == WeightPrecision::Bf16 }
+    }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use precast_ir::verify::verify;
 use precast_ir::{Definition, Graph, Op, ValueId, text};
 use precast_kernels::isa::Isa;
-use precast_passes::{CANONICAL, FUSED, PassError, PassOptions, PassReport, run_passes_with};
+use precast_passes::{CANONICAL, FUSED, Numerics, PassError, PassOptions, PassReport, run_passes_with};
 use precast_program::program::BUILD;
 use precast_program::{
     ArtifactStore, Bucket, CompileError, ConstantRef, Lifetime, Place, Port, Program, Slot, Step, Target,
@@ -19,9 +19,6 @@ use crate::step::{Machine, Read, StepNode};
 /// Kind of this target in descriptions.
 pub const KIND: &str = "cpu";
 
-/// Ends the features of a target that keeps rounding as it is.
-pub const STRICT: &str = "+strict";
-
 /// Compiles for one instruction set and number of threads.
 pub struct CpuTarget {
     machine: Machine,
@@ -32,10 +29,9 @@ pub struct CpuTarget {
 impl CpuTarget {
     /// A target for an instruction set and a number of threads.
     pub fn new(isa: Isa, threads: usize, options: PassOptions) -> CpuTarget {
-        let is_strict = options.strict_numerics;
-        let features = format!("{}{}", isa.name(), if is_strict { STRICT } else { "" });
-        let description = TargetDescription { kind: KIND.to_string(), features, threads };
-        CpuTarget { machine: Machine { isa, threads, is_strict }, description, options }
+        let (kind, features) = (KIND.to_string(), isa.name().to_string());
+        let description = TargetDescription { kind, features, threads, numerics: options.numerics.clone() };
+        CpuTarget { machine: Machine::new(isa, threads, &options.numerics), description, options }
     }
 
     /// The Graph as the steps will compute it.
@@ -56,6 +52,7 @@ impl CpuTarget {
         bucket: &Bucket,
         store: &dyn ArtifactStore,
     ) -> Result<Program, CompileError> {
+        check_numerics(self.machine, &self.options.numerics).map_err(CompileError::Numerics)?;
         verify(graph).map_err(|error| CompileError::Pass { pass: "verify", reason: error.to_string() })?;
         refuse_unbound(graph)?;
         let mut emitter = Emitter::new(graph, store);
@@ -77,6 +74,15 @@ impl Target for CpuTarget {
         let graph = self.optimise(graph).map_err(pass_error)?;
         self.compile_optimised(&graph, bucket, store)
     }
+}
+
+/// The one place that says which numerics this target has kernels for.
+fn check_numerics(machine: Machine, numerics: &Numerics) -> Result<(), String> {
+    numerics.check()?;
+    if machine.is_bf16 {
+        return Err(format!("the CPU target has no bf16 kernels for {}; leave out --bf16", machine.isa.name()));
+    }
+    Ok(())
 }
 
 fn refuse_unbound(graph: &Graph) -> Result<(), CompileError> {

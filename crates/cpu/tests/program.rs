@@ -8,7 +8,7 @@ use precast_cpu::{CpuDevice, CpuTarget, Isa};
 use precast_ir::attr::NoConstants;
 use precast_ir::op::Conv;
 use precast_ir::{Graph, text};
-use precast_passes::PassOptions;
+use precast_passes::{Numerics, PassOptions, WeightPrecision};
 use precast_program::{Bucket, Device, LoadedProgram, MemoryStore, Program, Target, decode, encode};
 use precast_tensor::{DType, Tensor, Type};
 
@@ -145,10 +145,11 @@ fn programs_for_something_else_are_refused_with_a_sentence() {
     let program = compile(&store);
     let with_target = |target: &str| Program { target: target.to_string(), ..program.clone() };
     let cases = [
-        ("cuda:sm_90 threads=1", "it is not a CPU target"),
-        ("cpu:portable", "it is not a CPU target"),
+        ("cuda:sm_90 threads=1", "it is not a CPU target of this build"),
+        ("cpu:portable", "it is not a CPU target of this build"),
+        ("cpu:portable+fp4 threads=1", "it is not a CPU target of this build"),
         ("cpu:altivec threads=1", "its instruction set is unknown here"),
-        ("cpu:portable threads=many", "its number of threads is not a number"),
+        ("cpu:portable threads=many", "it is not a CPU target of this build"),
         ("cpu:portable threads=0", "it was compiled for fewer threads than this device has"),
     ];
     for (target, reason) in cases {
@@ -175,14 +176,28 @@ fn strict_numerics_keep_sums_plain_and_load_again() {
     let conv = Conv { stride: one.clone(), pad_lo: pad.clone(), pad_hi: pad, dilation: one, groups: 1 };
     let y = graph.add(conv, &[x, filter], &Default::default()).unwrap();
     graph.add_output("y", y);
-    for (strict_numerics, kernel) in [(false, "conv.winograd4"), (true, "conv")] {
+    for (is_strict, kernel) in [(false, "conv.winograd4"), (true, "conv")] {
         let store = MemoryStore::default();
-        let options = PassOptions { strict_numerics, ..PassOptions::default() };
+        let numerics = Numerics { is_strict, ..Numerics::default() };
+        let options = PassOptions { numerics, ..PassOptions::default() };
         let target = CpuTarget::new(Isa::Portable, 1, options);
         let program = target.compile(&graph, &Bucket::default(), &store).unwrap();
         assert_eq!(program.steps[0].kernel, kernel);
         load(program, &store).unwrap();
     }
+}
+
+#[test]
+fn numerics_without_kernels_are_refused_with_a_sentence() {
+    let refused = |numerics: Numerics| {
+        let options = PassOptions { numerics, ..PassOptions::default() };
+        let target = CpuTarget::new(Isa::Portable, 1, options);
+        target.compile(&graph(), &Bucket::default(), &MemoryStore::default()).unwrap_err().to_string()
+    };
+    let bf16 = Numerics { weights: WeightPrecision::Bf16, ..Numerics::default() };
+    assert_eq!(refused(bf16.clone()), "the CPU target has no bf16 kernels for portable; leave out --bf16");
+    let both = Numerics { is_strict: true, ..bf16 };
+    assert_eq!(refused(both), "strict numerics round as the model is written; bf16 weights do not");
 }
 
 #[test]

@@ -15,6 +15,7 @@ pub mod hoist_scales;
 pub mod log;
 pub mod merge_equal;
 pub mod merge_transposes;
+pub mod numerics;
 mod pattern;
 pub mod pipeline;
 pub mod recognise_activations;
@@ -25,4 +26,5 @@ pub mod strided_view;
 
 pub use batch_axis::{Grade, OutputRule, PadVerdict, explain, pad_verdict};
 pub use log::{PassReport, Place, Reason};
+pub use numerics::{Numerics, WeightPrecision};
 pub use pipeline::{CANONICAL, FUSED, Pass, PassError, PassOptions, run_passes, run_passes_with};

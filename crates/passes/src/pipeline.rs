@@ -6,6 +6,7 @@ use precast_ir::verify::verify;
 use thiserror::Error;
 
 use crate::log::{Log, PassReport};
+use crate::numerics::Numerics;
 use crate::{
     fold_constants, fold_conv_1x1, fold_scales, fuse_attention, fuse_epilogues, fuse_horizontal, fuse_pointwise,
     hoist_scales, merge_equal, merge_transposes, recognise_activations, recognise_norms, remove_identities,
@@ -38,8 +39,8 @@ pub enum Class {
 pub struct PassOptions {
     /// Names of passes that do not run.
     pub disabled: Vec<String>,
-    /// Leave out passes that change rounding.
-    pub strict_numerics: bool,
+    /// Which liberties passes and kernels may take with numbers.
+    pub numerics: Numerics,
 }
 
 /// A pass that failed or broke the Graph.
@@ -100,7 +101,7 @@ pub fn run_passes_with(
     let mut graph = graph.clone();
     for pass in passes {
         let is_disabled = options.disabled.iter().any(|name| name == pass.name);
-        if is_disabled || (options.strict_numerics && pass.class == Class::Rounding) {
+        if is_disabled || !options.numerics.admits(pass.class) {
             report(PassReport::skipped(pass.name));
             continue;
         }

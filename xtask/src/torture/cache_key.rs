@@ -46,8 +46,8 @@ fn misses(bench: &mut Bench, subject: &Subject, root: &Path) -> Result<()> {
     without_a_pass.runner.passes.disabled = vec!["fuse_pointwise".to_string()];
     cases.push(("one option", "options.disable", records(subject, &without_a_pass)?));
     let mut strict = subject.options();
-    strict.runner.passes.strict_numerics = true;
-    cases.push(("strict numerics", "target", records(subject, &strict)?));
+    strict.runner.passes.numerics.is_strict = true;
+    cases.push(("strict numerics", "precision.rounding", records(subject, &strict)?));
     let mut other_isa = subject.options();
     let is_portable = other_isa.runner.isa == Isa::Portable;
     other_isa.runner.isa = if is_portable { Isa::Avx2 } else { Isa::Portable };
