@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::{Args, ValueEnum};
-use precast::{Numerics, Program, TargetDescription, WeightPrecision};
+use precast::{FastMath, Numerics, Program, TargetDescription, WeightPrecision};
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
@@ -14,6 +14,9 @@ pub struct NumericsArgs {
     /// How sums round: default may reorder them, strict keeps them as the model is written
     #[arg(long, global = true, value_enum, default_value_t = Rounding::Default)]
     pub numerics: Rounding,
+    /// Rewrites that may change NaN, infinities or overflow, or approximate: gelu, zero, log-exp, pow-sqrt, or all
+    #[arg(long, global = true, value_name = "NAMES", value_parser = str::parse::<FastMath>)]
+    pub fast_math: Option<FastMath>,
     /// Hold constant f32 weights as bf16
     #[arg(long, global = true)]
     pub bf16: bool,
@@ -32,7 +35,8 @@ impl NumericsArgs {
     /// What the flags say.
     pub fn numerics(&self) -> Numerics {
         let weights = if self.bf16 { WeightPrecision::Bf16 } else { WeightPrecision::F32 };
-        Numerics { is_strict: self.numerics == Rounding::Strict, weights }
+        let fast_math = self.fast_math.clone().unwrap_or_default();
+        Numerics { is_strict: self.numerics == Rounding::Strict, fast_math, weights }
     }
 
     /// Refuses flags that contradict one another.
@@ -45,7 +49,7 @@ impl NumericsArgs {
         if self.numerics() == Numerics::default() {
             return Ok(());
         }
-        let flags = "--numerics and --bf16";
+        let flags = "--numerics, --fast-math and --bf16";
         Err(Failure::usage(format!("'{}' is a Program file, compiled already; {flags} are for models", path.display())))
     }
 }

@@ -5,12 +5,13 @@ use precast_ir::graph::GraphError;
 use precast_ir::verify::verify;
 use thiserror::Error;
 
+use crate::fast_math::FastRewrite;
 use crate::log::{Log, PassReport};
 use crate::numerics::Numerics;
 use crate::{
-    fold_constants, fold_conv_1x1, fold_scales, fuse_attention, fuse_epilogues, fuse_horizontal, fuse_pointwise,
-    hoist_scales, merge_equal, merge_transposes, recognise_activations, recognise_norms, remove_identities,
-    resolve_dims,
+    approximate_gelu, cancel_logs, fold_constants, fold_conv_1x1, fold_scales, fold_zero_products, fuse_attention,
+    fuse_epilogues, fuse_horizontal, fuse_pointwise, hoist_scales, merge_equal, merge_transposes,
+    recognise_activations, recognise_norms, remove_identities, replace_powers, resolve_dims,
 };
 
 /// One Graph-to-Graph step that keeps the meaning.
@@ -19,7 +20,7 @@ pub struct Pass {
     pub name: &'static str,
     /// Before and after.
     pub doc: &'static str,
-    /// Value class: E keeps every bit, R differs only by rounding.
+    /// Value class: E keeps every bit, R differs only by rounding, F only runs where it is asked for.
     pub class: Class,
     /// Does it.
     pub run: fn(&Graph, &mut Log) -> Result<Graph, GraphError>,
@@ -32,6 +33,15 @@ pub enum Class {
     Exact,
     /// Rounding only.
     Rounding,
+    /// More than rounding: it runs only with the liberty it needs.
+    Fast(Liberty),
+}
+
+/// A liberty that a caller gives by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Liberty {
+    /// A rewrite of `--fast-math`.
+    Math(FastRewrite),
 }
 
 /// Controls of the pipeline. All of them are part of a Program's key.
@@ -64,6 +74,11 @@ pub const CANONICAL: &[Pass] = &[
 
 /// Canonical to fused form, for Graphs whose dims are numbers.
 pub const FUSED: &[Pass] = &[
+    // First, so that the passes below see what is left.
+    fold_zero_products::PASS,
+    cancel_logs::PASS,
+    // Before norms, which are recognised by their roots.
+    replace_powers::PASS,
     // Before transposes merge: a scale may stand between one and its matmul.
     hoist_scales::PASS,
     merge_transposes::PASS,
@@ -72,6 +87,8 @@ pub const FUSED: &[Pass] = &[
     // After the scales, which are the biases between two convolutions; before epilogues, which would part them.
     fold_conv_1x1::PASS,
     recognise_activations::PASS,
+    // After activations, which find the GELUs that are spelled out.
+    approximate_gelu::PASS,
     recognise_norms::PASS,
     // Folding the scales made new constants.
     fold_constants::PASS,

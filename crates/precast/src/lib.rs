@@ -46,7 +46,9 @@ pub use precast_cpu::Isa;
 pub use precast_ir::{Graph, text};
 pub use precast_onnx::{ImportError, ImportOptions, Imported, UnsupportedNode, operators};
 pub use precast_passes::batch_axis::{explain as explain_padding, pad_verdict};
-pub use precast_passes::{CANONICAL, FUSED, Numerics, PassOptions, PassReport, Place, WeightPrecision, run_passes};
+pub use precast_passes::{
+    CANONICAL, FUSED, FastMath, FastRewrite, Numerics, PassOptions, PassReport, Place, WeightPrecision, run_passes,
+};
 pub use precast_program::{Bucket, Port, Program, Step, TargetDescription};
 pub use precast_session::{
     Argument, BucketPolicy, ContextWait, Counters, DimOptions, Fit, Observer, OnMiss, OnMissChain, OutputBuffer,

@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn descriptions_read_as_they_print() {
-        let numerics = Numerics { is_strict: false, weights: WeightPrecision::Bf16 };
+        let numerics = Numerics { weights: WeightPrecision::Bf16, ..Numerics::default() };
         let (kind, features) = ("cpu".to_string(), "avx512-vnni".to_string());
         let description = TargetDescription { kind, features, threads: 2, numerics };
         assert_eq!(description.to_string(), "cpu:avx512-vnni+bf16 threads=2");
