@@ -108,6 +108,7 @@ fn passes() -> String {
                 Class::Exact => "exact".to_string(),
                 Class::Rounding => "rounding".to_string(),
                 Class::Fast(Liberty::Math(rewrite)) => format!("`--fast-math {}`", rewrite.name()),
+                Class::Fast(Liberty::Int8) => "`--int8`".to_string(),
             };
             let order = (index + 1).to_string();
             row(&mut text, &[&order, &format!("`{}`", pass.name), &class, &one_line(pass.doc)]);

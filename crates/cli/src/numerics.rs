@@ -18,8 +18,11 @@ pub struct NumericsArgs {
     #[arg(long, global = true, value_name = "NAMES", value_parser = str::parse::<FastMath>)]
     pub fast_math: Option<FastMath>,
     /// Hold constant f32 weights as bf16
-    #[arg(long, global = true)]
+    #[arg(long, global = true, conflicts_with = "int8")]
     pub bf16: bool,
+    /// Multiply large constant f32 weights as 8-bit integers, the other operand quantised row by row
+    #[arg(long, global = true)]
+    pub int8: bool,
 }
 
 /// How sums round.
@@ -34,7 +37,11 @@ pub enum Rounding {
 impl NumericsArgs {
     /// What the flags say.
     pub fn numerics(&self) -> Numerics {
-        let weights = if self.bf16 { WeightPrecision::Bf16 } else { WeightPrecision::F32 };
+        let weights = match (self.bf16, self.int8) {
+            (true, _) => WeightPrecision::Bf16,
+            (false, true) => WeightPrecision::Int8,
+            (false, false) => WeightPrecision::F32,
+        };
         let fast_math = self.fast_math.clone().unwrap_or_default();
         Numerics { is_strict: self.numerics == Rounding::Strict, fast_math, weights }
     }
@@ -49,7 +56,7 @@ impl NumericsArgs {
         if self.numerics() == Numerics::default() {
             return Ok(());
         }
-        let flags = "--numerics, --fast-math and --bf16";
+        let flags = "--numerics, --fast-math, --bf16 and --int8";
         Err(Failure::usage(format!("'{}' is a Program file, compiled already; {flags} are for models", path.display())))
     }
 }

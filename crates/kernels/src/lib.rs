@@ -23,6 +23,7 @@ pub mod float16;
 pub mod gather;
 pub mod gemm;
 mod gemm_drive;
+pub mod gemm_dynamic;
 pub mod gemm_f64;
 pub mod gemm_int;
 mod gemm_int_tile;

@@ -27,6 +27,8 @@ pub enum WeightPrecision {
     F32,
     /// Rounded to bf16, products summed in f32.
     Bf16,
+    /// Signed bytes with a scale a column, times rows that are quantised when they are known.
+    Int8,
 }
 
 impl WeightPrecision {
@@ -35,6 +37,7 @@ impl WeightPrecision {
         match self {
             WeightPrecision::F32 => "f32",
             WeightPrecision::Bf16 => "bf16",
+            WeightPrecision::Int8 => "int8",
         }
     }
 }
@@ -51,6 +54,7 @@ impl Numerics {
             Class::Rounding => !self.is_strict,
             Class::Fast(_) if self.is_strict => false,
             Class::Fast(Liberty::Math(rewrite)) => self.fast_math.contains(rewrite),
+            Class::Fast(Liberty::Int8) => self.weights == WeightPrecision::Int8,
         }
     }
 
@@ -90,7 +94,7 @@ impl fmt::Display for Numerics {
         }
         match self.weights {
             WeightPrecision::F32 => Ok(()),
-            WeightPrecision::Bf16 => write!(f, "+{}", self.weights.name()),
+            WeightPrecision::Bf16 | WeightPrecision::Int8 => write!(f, "+{}", self.weights.name()),
         }
     }
 }
@@ -105,6 +109,7 @@ impl FromStr for Numerics {
             match word {
                 STRICT => numerics.is_strict = true,
                 "bf16" => numerics.weights = WeightPrecision::Bf16,
+                "int8" => numerics.weights = WeightPrecision::Int8,
                 _ => match word.strip_prefix(FAST_MATH) {
                     Some(names) => numerics.fast_math = names.parse()?,
                     None => return Err(format!("'{word}' is no numeric option of this build")),
@@ -126,13 +131,20 @@ mod tests {
         let strict = Numerics { is_strict: true, ..Numerics::default() };
         let fast_math = FastMath::of([FastRewrite::Zero, FastRewrite::LogExp]);
         let two = Numerics { fast_math, ..bf16.clone() };
-        let cases =
-            [(Numerics::default(), ""), (strict, "+strict"), (bf16, "+bf16"), (two, "+fast-math=zero,log-exp+bf16")];
+        let cases = [
+            (Numerics::default(), ""),
+            (strict, "+strict"),
+            (bf16, "+bf16"),
+            (Numerics { weights: WeightPrecision::Int8, ..Numerics::default() }, "+int8"),
+            (two, "+fast-math=zero,log-exp+bf16"),
+        ];
         for (numerics, text) in cases {
             assert_eq!(numerics.to_string(), text);
             assert_eq!(text.parse(), Ok(numerics));
         }
-        for bad in ["strict", "+fp8", "+strict+strict", "+", "+bf16+strict", "+fast-math=all", "+fast-math=none"] {
+        for bad in
+            ["strict", "+fp8", "+strict+strict", "+", "+bf16+strict", "+bf16+int8", "+fast-math=all", "+fast-math=none"]
+        {
             assert!(bad.parse::<Numerics>().is_err(), "{bad}");
         }
     }

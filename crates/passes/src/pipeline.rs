@@ -10,7 +10,7 @@ use crate::log::{Log, PassReport};
 use crate::numerics::Numerics;
 use crate::{
     approximate_gelu, cancel_logs, fold_constants, fold_conv_1x1, fold_scales, fold_zero_products, fuse_attention,
-    fuse_epilogues, fuse_horizontal, fuse_pointwise, hoist_scales, merge_equal, merge_transposes,
+    fuse_epilogues, fuse_horizontal, fuse_pointwise, hoist_scales, merge_equal, merge_transposes, quantise_weights,
     recognise_activations, recognise_norms, remove_identities, replace_powers, resolve_dims,
 };
 
@@ -42,6 +42,8 @@ pub enum Class {
 pub enum Liberty {
     /// A rewrite of `--fast-math`.
     Math(FastRewrite),
+    /// 8-bit weights.
+    Int8,
 }
 
 /// Controls of the pipeline. All of them are part of a Program's key.
@@ -100,6 +102,8 @@ pub const FUSED: &[Pass] = &[
     fuse_horizontal::PASS,
     // Before pointwise fusion, which would take the activations away from their conv or matmul.
     fuse_epilogues::PASS,
+    // After epilogues, which it takes along; a pass before it sees the same products with any weights.
+    quantise_weights::PASS,
     fuse_pointwise::PASS,
 ];
 

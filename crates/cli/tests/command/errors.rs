@@ -43,6 +43,8 @@ fn each_error_has_its_code_and_names_the_thing() {
         ("run m.onnx --numerics strict --bf16", 2, "strict numerics round as the model is written"),
         ("run m.onnx --fast-math gelu,flush", 2, "'flush' is no fast-math rewrite; there are gelu, zero, log-exp"),
         ("run m.onnx --fast-math all --numerics strict", 2, "fast-math gelu,zero,log-exp,pow-sqrt does not"),
+        ("run m.onnx --int8 --numerics strict", 2, "int8 weights do not"),
+        ("run m.onnx --int8 --bf16", 2, "cannot be used with"),
         ("run m.onnx --bf16", 2, "the CPU target has no bf16 kernels"),
         ("perf m.onnx --bf16 --max-batch 2", 2, "the CPU target has no bf16 kernels"),
         ("run m.onnx --device cuda:0", 2, "this build has not; it has: cpu"),

@@ -8,6 +8,7 @@ pub mod fused;
 pub mod index;
 pub mod layout;
 pub mod matmul;
+pub mod matmul_dynamic;
 pub mod norm;
 pub mod quantize;
 pub mod reduce;
