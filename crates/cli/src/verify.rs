@@ -73,6 +73,8 @@ struct Rule {
     given: Option<Tolerance>,
     /// What a quantised model, or one compiled with liberties, may differ by.
     loose: Option<f64>,
+    /// A quantised model.
+    is_quantised: bool,
 }
 
 impl Rule {
@@ -81,7 +83,7 @@ impl Rule {
         self.given.unwrap_or_else(own)
     }
 
-    /// For a step only its measure is known, not its tensors.
+    /// For a step only its measure is known, not its tensors. Its meaning has the liberties in it, so they excuse nothing.
     fn admits_difference(&self, difference: &Difference) -> bool {
         match self.given {
             Some(Tolerance::Relative(limit)) => difference.relative_error <= limit,
@@ -90,7 +92,7 @@ impl Rule {
             }
             None => {
                 let is_narrow = difference.description.starts_with("f16") || difference.description.starts_with("bf16");
-                difference.relative_error <= self.loose.unwrap_or(if is_narrow { QUANTISED } else { 1e-4 })
+                difference.relative_error <= if is_narrow || self.is_quantised { QUANTISED } else { 1e-4 }
             }
         }
     }
@@ -116,7 +118,7 @@ fn rule(args: &VerifyArgs, numerics: &Numerics, runner: &Runner, cx: &Cx) -> Rul
     if let (Some(loose), None) = (loose, given) {
         cx.console.notice(&format!("{why}: outputs may differ by {loose:e}; --rel sets it"));
     }
-    Rule { given, loose }
+    Rule { given, loose, is_quantised }
 }
 
 fn expected(args: &VerifyArgs, shared: &Shared, runner: &Runner, inputs: &Inputs, cx: &Cx) -> Result<Named, Failure> {
@@ -286,7 +288,7 @@ mod tests {
 
     #[test]
     fn missing_extra_and_differently_shaped_outputs_are_failures() {
-        let rule = Rule { given: Some(Tolerance::Relative(1e9)), loose: None };
+        let rule = Rule { given: Some(Tolerance::Relative(1e9)), loose: None, is_quantised: false };
         let named = |name: &str, sizes: &[usize]| {
             (name.to_string(), Tensor::zeros(precast::DType::F32, sizes.to_vec()).unwrap())
         };

@@ -28,17 +28,17 @@ const DEPTH_MAX: usize = 1 << 16;
 const WEIGHT_MOST: f64 = 127.0;
 
 /// The weights are computed, or are not one matrix.
-const WEIGHTS: Reason = "no_constant_matrix";
+const WEIGHTS: Reason = "no-constant-matrix";
 /// Operands are not f32.
-const DTYPE: Reason = "not_f32";
+const DTYPE: Reason = "not-f32";
 /// x is read transposed.
 const TRANSPOSED: Reason = "transposed";
 /// The product is too small to gain.
-const TOO_SMALL: Reason = "too_small";
+const TOO_SMALL: Reason = "too-small";
 /// Sums may leave i32.
-const TOO_DEEP: Reason = "too_deep";
+const TOO_DEEP: Reason = "too-deep";
 /// A weight is NaN or infinite.
-const NOT_FINITE: Reason = "not_finite";
+const NOT_FINITE: Reason = "not-finite";
 
 fn quantise_weights(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::with_inputs(graph);

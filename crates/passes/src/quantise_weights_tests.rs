@@ -93,7 +93,7 @@ fn what_does_not_pay_or_fit_stays_with_its_reason() {
         graph
     };
     let small = graph(Dim::from(5), 64, 16, false);
-    for (before, reason) in [(small, "too_small"), (nan, "not_finite"), (computed, "no_constant_matrix")] {
+    for (before, reason) in [(small, "too-small"), (nan, "not-finite"), (computed, "no-constant-matrix")] {
         let mut reasons = Vec::new();
         run_passes_with(&before, FUSED, &options(WeightPrecision::Int8), &mut |report| {
             if report.pass == super::PASS.name {

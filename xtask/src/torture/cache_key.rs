@@ -9,7 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use precast::{
-    CacheMode, CacheOptions, Isa, KeyRecord, Miss, ModelSession, OpenOptions, ProgramCache, program_records,
+    CacheMode, CacheOptions, FastMath, Isa, KeyRecord, Miss, ModelSession, OpenOptions, ProgramCache, WeightPrecision,
+    program_records,
 };
 use precast_cache::{Fetched, GetError, Origin};
 use precast_onnx::proto::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
@@ -48,6 +49,12 @@ fn misses(bench: &mut Bench, subject: &Subject, root: &Path) -> Result<()> {
     let mut strict = subject.options();
     strict.runner.passes.numerics.is_strict = true;
     cases.push(("strict numerics", "precision.rounding", records(subject, &strict)?));
+    let mut fast = subject.options();
+    fast.runner.passes.numerics.fast_math = FastMath::all();
+    cases.push(("fast-math", "precision.fast_math", records(subject, &fast)?));
+    let mut int8 = subject.options();
+    int8.runner.passes.numerics.weights = WeightPrecision::Int8;
+    cases.push(("8-bit weights", "precision.weights", records(subject, &int8)?));
     let mut other_isa = subject.options();
     let is_portable = other_isa.runner.isa == Isa::Portable;
     other_isa.runner.isa = if is_portable { Isa::Avx2 } else { Isa::Portable };
