@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use precast_ir::Op;
 use precast_onnx::operators::FAMILIES;
-use precast_passes::pipeline::Class;
+use precast_passes::pipeline::{Class, Liberty};
 use precast_passes::{CANONICAL, FUSED, Pass};
 
 use crate::paths;
@@ -92,7 +92,10 @@ fn ops() -> String {
 
 fn passes() -> String {
     let mut text = begin("Passes", "the lists in `crates/passes/src/pipeline.rs`");
-    text.push_str("\nClass: exact keeps every bit for every input; rounding may change the last bits of floats.\n");
+    text.push_str(
+        "\nClass: exact keeps every bit for every input; rounding may change the last bits of floats. A pass that has an \
+         option for its class changes more than that, and runs only where the option is given.\n",
+    );
     let lists: [(&str, &str, &[Pass]); 2] = [
         ("Canonical", "Imported to canonical form, on symbolic and on bound Graphs.", CANONICAL),
         ("Fused", "Canonical to fused form, on Graphs whose dims are numbers.", FUSED),
@@ -102,11 +105,13 @@ fn passes() -> String {
         table_head(&mut text, &["order", "pass", "class", "before → after"]);
         for (index, pass) in list.iter().enumerate() {
             let class = match pass.class {
-                Class::Exact => "exact",
-                Class::Rounding => "rounding",
+                Class::Exact => "exact".to_string(),
+                Class::Rounding => "rounding".to_string(),
+                Class::Fast(Liberty::Math(rewrite)) => format!("`--fast-math {}`", rewrite.name()),
+                Class::Fast(Liberty::Int8) => "`--int8`".to_string(),
             };
             let order = (index + 1).to_string();
-            row(&mut text, &[&order, &format!("`{}`", pass.name), class, &one_line(pass.doc)]);
+            row(&mut text, &[&order, &format!("`{}`", pass.name), &class, &one_line(pass.doc)]);
         }
     }
     text

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use precast::{Isa, TuneMode, TuneOptions};
 
+use crate::numerics::NumericsArgs;
+
 /// Threads a run may have; more is a slip of the finger.
 const THREADS_MAX: u64 = 1024;
 
@@ -50,6 +52,9 @@ pub struct Shared {
     /// Folder in which the model's external data may lie [default: the model's own]
     #[arg(long, global = true, value_name = "DIR")]
     pub model_root: Option<PathBuf>,
+    /// Liberties with numbers.
+    #[command(flatten)]
+    pub numerics: NumericsArgs,
 }
 
 /// When to use colour.

@@ -11,6 +11,7 @@ use crate::args::{CompileArgs, Shared};
 use crate::exit::{Exit, Failure};
 use crate::fitting::with_inputs;
 use crate::inputs::Inputs;
+use crate::numerics::numerics_text;
 use crate::output::{Report, kernel_text, names_text, program_json, program_text};
 use crate::subject::open_tuned_runner;
 
@@ -51,6 +52,7 @@ pub fn compile(args: &CompileArgs, shared: &Shared, cx: &Cx) -> Result<Report, F
     json["output"] = json!(args.output.display().to_string());
     json["compile_ms"] = json!(compile_ms);
     if args.explain {
+        let _ = writeln!(text, "numerics {}", numerics_text(&program));
         let reports = runner.explain_passes(&inputs.tensors)?;
         text.push_str(&passes_text(&reports));
         text.push_str(&steps_text(&program));

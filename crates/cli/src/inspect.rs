@@ -5,8 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use precast::{
-    CANONICAL, Error, Graph, ImportError, Model, PassOptions, Program, Runner, is_program_file, read_program,
-    run_passes,
+    CANONICAL, Error, Graph, ImportError, Model, Program, Runner, is_program_file, read_program, run_passes,
 };
 use serde_json::{Value, json};
 
@@ -15,12 +14,14 @@ use crate::args::{InputArgs, InspectArgs, Shared, Stage};
 use crate::compile::{steps_json, steps_text};
 use crate::exit::Failure;
 use crate::inputs::make_inputs;
+use crate::numerics::numerics_text;
 use crate::output::{Report, bytes_text, dims_json, program_json, program_text, type_text};
 use crate::subject::{open_model, options};
 
 /// Shows a file.
 pub fn inspect(args: &InspectArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
     if is_program_file(&args.file)? {
+        shared.numerics.refuse_for_program(&args.file)?;
         return inspect_program(args);
     }
     let model = open_model(&args.file, shared)?;
@@ -39,7 +40,7 @@ fn staged_graph(model: Model, args: &InspectArgs, shared: &Shared, cx: &Cx) -> R
     let has_sizes = !(args.shapes.dims.is_empty() && args.shapes.shapes.is_empty());
     if args.stage != Stage::Fused && !has_sizes {
         match model.symbolic_graph() {
-            Ok(graph) => return at_stage(graph, args.stage),
+            Ok(graph) => return at_stage(graph, args.stage, shared),
             Err(Error::Import(error @ (ImportError::NeedsInputs { .. } | ImportError::NeedsNumber { .. }))) => {
                 cx.console.notice(&error.to_string());
             }
@@ -50,17 +51,17 @@ fn staged_graph(model: Model, args: &InspectArgs, shared: &Shared, cx: &Cx) -> R
     let inputs = make_inputs(&model.inputs()?, &input_args, &cx.console)?;
     let runner = Runner::new(model, options(shared));
     let graph = match args.stage {
-        Stage::Imported | Stage::Canonical => at_stage(runner.graph(&inputs.tensors)?.0, args.stage),
+        Stage::Imported | Stage::Canonical => at_stage(runner.graph(&inputs.tensors)?.0, args.stage, shared),
         Stage::Fused => runner.optimised(&inputs.tensors).map(|(graph, _)| graph).map_err(Failure::from),
     };
     graph.map_err(|failure| inputs.explain(failure))
 }
 
-fn at_stage(graph: Graph, stage: Stage) -> Result<Graph, Failure> {
+fn at_stage(graph: Graph, stage: Stage, shared: &Shared) -> Result<Graph, Failure> {
     match stage {
         Stage::Imported => Ok(graph),
         Stage::Canonical | Stage::Fused => {
-            Ok(run_passes(&graph, CANONICAL, &PassOptions::default()).map_err(Error::from)?)
+            Ok(run_passes(&graph, CANONICAL, &options(shared).passes).map_err(Error::from)?)
         }
     }
 }
@@ -150,6 +151,7 @@ fn described(path: &Path, program: &Program) -> String {
     let mut text = format!("program  {} · {} · {}\n", path.display(), program.target, program.build);
     let bucket = program.bucket.to_string();
     let _ = writeln!(text, "bucket   {}", if bucket.is_empty() { "fixed sizes" } else { &bucket });
+    let _ = writeln!(text, "numerics {}", numerics_text(program));
     let _ = writeln!(text, "{}", program_text(program));
     for (word, ports) in [("input", &program.inputs), ("output", &program.outputs)] {
         for port in ports {

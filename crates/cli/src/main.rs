@@ -12,6 +12,7 @@ mod fitting;
 mod inputs;
 mod inspect;
 mod interrupt;
+mod numerics;
 mod onnxruntime;
 mod output;
 mod perf;
@@ -84,6 +85,7 @@ fn run_verb(cli: &Cli, cx: &Cx) -> Result<Report, Failure> {
         let _ = logs.with_ansi(cx.console.is_terminal).try_init();
     }
     cx.console.announce_device(&cli.shared.device)?;
+    cli.shared.numerics.check()?;
     match &cli.verb {
         Verb::Inspect(args) => inspect::inspect(args, &cli.shared, cx),
         Verb::Check(args) => check::check(args, &cli.shared, cx),

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::args::{Color, Shared};
 use crate::exit::{Exit, Failure};
+use crate::numerics::numerics_json;
 
 /// The result of a verb in both forms.
 pub struct Report {
@@ -151,6 +152,7 @@ pub fn program_json(program: &Program) -> Value {
     json!({
         "target": program.target,
         "build": program.build,
+        "numerics": numerics_json(program),
         "bucket": program.bucket.dims().map(|(symbol, number)| (symbol.to_string(), json!(number)))
             .collect::<serde_json::Map<_, _>>(),
         "steps": program.steps.len(),

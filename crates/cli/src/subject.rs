@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use precast::{
-    CacheOptions, InputInfo, Model, Named, ProgramCache, ProgramRunner, Ready, Runner, RunnerOptions, Tensor,
-    TuneOptions, is_program_file,
+    CacheOptions, InputInfo, Model, Named, PassOptions, ProgramCache, ProgramRunner, Ready, Runner, RunnerOptions,
+    Tensor, TuneOptions, is_program_file,
 };
 
 use crate::args::{Shared, TuneArgs};
@@ -23,6 +23,7 @@ impl Subject {
     /// Opens either.
     pub fn open(path: &Path, shared: &Shared) -> Result<Subject, Failure> {
         if is_program_file(path)? {
+            shared.numerics.refuse_for_program(path)?;
             return Ok(Subject::Program(ProgramRunner::open(path, options(shared).threads)?));
         }
         Ok(Subject::Model(Box::new(open_runner(path, shared)?)))
@@ -39,10 +40,10 @@ impl Subject {
         Subject::open(path, shared)
     }
 
-    /// The instruction set it runs on: a Program's own, or the flags' for a model.
+    /// The instruction set it runs on, with its numerics: a Program's own, or the flags' for a model.
     pub fn isa(&self, shared: &Shared) -> String {
         match self {
-            Subject::Model(_) => options(shared).isa.name().to_string(),
+            Subject::Model(_) => format!("{}{}", options(shared).isa.name(), shared.numerics.numerics()),
             Subject::Program(program) => {
                 let target = &program.program().target;
                 let features = target.split_once(':').and_then(|(_, features)| features.split(' ').next());
@@ -90,7 +91,8 @@ pub fn options(shared: &Shared) -> RunnerOptions {
     RunnerOptions {
         threads: shared.threads.unwrap_or(defaults.threads),
         isa: shared.isa.unwrap_or(defaults.isa),
-        ..defaults
+        passes: PassOptions { numerics: shared.numerics.numerics(), ..defaults.passes },
+        tune: defaults.tune,
     }
 }
 

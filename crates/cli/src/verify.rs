@@ -4,7 +4,10 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use precast::{Difference, Named, Runner, StepReport, Tensor, Tolerance, compare, read_archive, verify_steps};
+use precast::{
+    Difference, Named, Numerics, Runner, StepReport, Tensor, Tolerance, WeightPrecision, compare, read_archive,
+    verify_steps,
+};
 use serde_json::{Value, json};
 
 use crate::Cx;
@@ -18,13 +21,16 @@ use crate::subject::{open_runner, options};
 
 /// What quantised models may differ by: one unit of a quantised value is far more than a rounding of f32.
 const QUANTISED: f64 = 2e-2;
+/// What int8 weights may differ by: a relative error of 0.14 is a cosine of 0.99.
+const INT8: f64 = 0.14;
 /// Parts of the names of operators that quantise.
 const QUANTISED_OPERATORS: &[&str] = &["Quantize", "QLinear", "Integer", "NBits", "QAttention", "QGemm"];
 
 /// Verifies.
 pub fn verify(args: &VerifyArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
     let runner = open_runner(&args.model, shared)?;
-    let rule = rule(args, &runner, cx);
+    let numerics = shared.numerics.numerics();
+    let rule = rule(args, &numerics, &runner, cx);
     let declared = runner.model().inputs()?;
     let (inputs, found) = with_inputs(&declared, Some(&runner), &args.inputs, &cx.console, |inputs| {
         Ok(cx.console.during("compiling and running", None, || runner.run(&inputs.tensors))?)
@@ -32,10 +38,12 @@ pub fn verify(args: &VerifyArgs, shared: &Shared, cx: &Cx) -> Result<Report, Fai
     let expected = expected(args, shared, &runner, &inputs, cx)?;
     let verdicts = verdicts(&found, &expected, &rule);
     let mut is_equal = verdicts.iter().all(|verdict| verdict.is_good);
-    let mut text = format!("verify   {} against {}\n", args.model.display(), args.against);
+    let taken = if numerics == Numerics::default() { String::new() } else { format!(" ({numerics})") };
+    let mut text = format!("verify   {}{taken} against {}\n", args.model.display(), args.against);
     let mut json = json!({
         "model": args.model.display().to_string(),
         "against": args.against,
+        "numerics": numerics.fields(),
         "outputs": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
     });
     verdicts.iter().for_each(|verdict| text.push_str(&verdict.text()));
@@ -63,19 +71,19 @@ pub fn verify(args: &VerifyArgs, shared: &Shared, cx: &Cx) -> Result<Report, Fai
 struct Rule {
     /// What the flags say, for every output.
     given: Option<Tolerance>,
+    /// What a quantised model, or one compiled with liberties, may differ by.
+    loose: Option<f64>,
     /// A quantised model.
     is_quantised: bool,
 }
 
 impl Rule {
     fn tolerance(&self, tensor: &Tensor) -> Tolerance {
-        self.given.unwrap_or(match self.is_quantised {
-            true => Tolerance::Relative(QUANTISED),
-            false => Tolerance::of_model(tensor.dtype()),
-        })
+        let own = || self.loose.map_or(Tolerance::of_model(tensor.dtype()), Tolerance::Relative);
+        self.given.unwrap_or_else(own)
     }
 
-    /// For a step only its measure is known, not its tensors.
+    /// For a step only its measure is known, not its tensors. Its meaning has the liberties in it, so they excuse nothing.
     fn admits_difference(&self, difference: &Difference) -> bool {
         match self.given {
             Some(Tolerance::Relative(limit)) => difference.relative_error <= limit,
@@ -90,7 +98,7 @@ impl Rule {
     }
 }
 
-fn rule(args: &VerifyArgs, runner: &Runner, cx: &Cx) -> Rule {
+fn rule(args: &VerifyArgs, numerics: &Numerics, runner: &Runner, cx: &Cx) -> Rule {
     let given = match (args.rel, args.rtol, args.atol) {
         (Some(rel), _, _) => Some(Tolerance::Relative(rel)),
         (None, None, None) => None,
@@ -100,10 +108,17 @@ fn rule(args: &VerifyArgs, runner: &Runner, cx: &Cx) -> Rule {
     };
     let operators = runner.model().summary().operators;
     let is_quantised = operators.keys().any(|name| QUANTISED_OPERATORS.iter().any(|part| name.contains(part)));
-    if is_quantised && given.is_none() {
-        cx.console.notice(&format!("the model is quantised: outputs may differ by {QUANTISED:e}; --rel sets it"));
+    let (why, loose) = match (numerics.weights, is_quantised) {
+        (WeightPrecision::Int8, _) => ("weights are multiplied in 8 bits", Some(INT8)),
+        (WeightPrecision::Bf16, _) => ("weights are rounded to bf16", Some(QUANTISED)),
+        (WeightPrecision::F32, true) => ("the model is quantised", Some(QUANTISED)),
+        (WeightPrecision::F32, false) if !numerics.fast_math.is_empty() => ("fast-math is on", Some(QUANTISED)),
+        (WeightPrecision::F32, false) => ("", None),
+    };
+    if let (Some(loose), None) = (loose, given) {
+        cx.console.notice(&format!("{why}: outputs may differ by {loose:e}; --rel sets it"));
     }
-    Rule { given, is_quantised }
+    Rule { given, loose, is_quantised }
 }
 
 fn expected(args: &VerifyArgs, shared: &Shared, runner: &Runner, inputs: &Inputs, cx: &Cx) -> Result<Named, Failure> {
@@ -273,7 +288,7 @@ mod tests {
 
     #[test]
     fn missing_extra_and_differently_shaped_outputs_are_failures() {
-        let rule = Rule { given: Some(Tolerance::Relative(1e9)), is_quantised: false };
+        let rule = Rule { given: Some(Tolerance::Relative(1e9)), loose: None, is_quantised: false };
         let named = |name: &str, sizes: &[usize]| {
             (name.to_string(), Tensor::zeros(precast::DType::F32, sizes.to_vec()).unwrap())
         };

@@ -11,13 +11,13 @@ use precast_kernels::pool::ThreadPool;
 use precast_program::program::BUILD;
 use precast_program::{
     ArtifactStore, ConstantRef, Device, DeviceContext, LoadError, LoadedProgram, Place, Port, Program, RunError, Slot,
-    Step,
+    Step, TargetDescription,
 };
 use precast_tensor::{DType, Digest, Tensor, Type};
 
 use crate::lower::lower;
 use crate::step::{Lowered, Machine, Read, Run, StepNode};
-use crate::target::{KIND, STRICT};
+use crate::target::KIND;
 
 /// The CPU with a pool of threads that all Programs loaded on it share.
 pub struct CpuDevice {
@@ -137,20 +137,18 @@ impl CpuDevice {
     /// What the Program was compiled for, if this device can run it.
     fn machine_of(&self, program: &Program) -> Result<Machine, LoadError> {
         let refuse = |reason: &str| LoadError::Target { found: program.target.clone(), reason: reason.to_string() };
-        let rest = program.target.strip_prefix(KIND).and_then(|rest| rest.strip_prefix(':'));
-        let (features, threads) =
-            rest.and_then(|rest| rest.split_once(" threads=")).ok_or_else(|| refuse("it is not a CPU target"))?;
-        let (features, is_strict) = features.strip_suffix(STRICT).map_or((features, false), |isa| (isa, true));
-        let isa = Isa::from_name(features).ok_or_else(|| refuse("its instruction set is unknown here"))?;
+        let description = TargetDescription::parse(&program.target).filter(|description| description.kind == KIND);
+        let TargetDescription { features, threads, numerics, .. } =
+            description.ok_or_else(|| refuse("it is not a CPU target of this build"))?;
+        let isa = Isa::from_name(&features).ok_or_else(|| refuse("its instruction set is unknown here"))?;
         if !isa.is_supported() {
             return Err(refuse("this CPU does not have its instructions"));
         }
-        let threads: usize = threads.parse().map_err(|_| refuse("its number of threads is not a number"))?;
         if threads < self.pool.threads() {
             return Err(refuse("it was compiled for fewer threads than this device has"));
         }
         debug_assert!(isa <= self.isa);
-        Ok(Machine { isa, threads, is_strict })
+        Ok(Machine::new(isa, threads, &numerics))
     }
 }
 

@@ -7,8 +7,10 @@ use precast_ir::attr::NoConstants;
 use precast_ir::graph::GraphError;
 use precast_ir::{Definition, Graph, Node, Op, text};
 use precast_kernels::arena::{self, AlignedBytes, Args};
+use precast_kernels::arithmetic::Arithmetic;
 use precast_kernels::conv::Liberty;
 use precast_kernels::isa::{Exec, Isa};
+use precast_passes::{Numerics, WeightPrecision};
 use precast_tensor::{DType, Element, Tensor, TensorError, Type};
 
 /// What a step does when it runs.
@@ -240,11 +242,27 @@ pub struct Machine {
     pub threads: usize,
     /// Whether kernels must round as the ops are written: no Winograd.
     pub is_strict: bool,
+    /// Whether constant f32 weights are held and multiplied as bf16.
+    pub is_bf16: bool,
 }
 
 impl Machine {
+    /// The machine of a target whose numerics are these.
+    pub fn new(isa: Isa, threads: usize, numerics: &Numerics) -> Machine {
+        Machine { isa, threads, is_strict: numerics.is_strict, is_bf16: numerics.weights == WeightPrecision::Bf16 }
+    }
+
     /// What tactics may do to the values.
     pub fn liberty(self) -> Liberty {
-        if self.is_strict { Liberty::Strict } else { Liberty::Rounding }
+        match (self.is_strict, self.is_bf16) {
+            (true, _) => Liberty::Strict,
+            (false, false) => Liberty::Rounding,
+            (false, true) => Liberty::Bf16,
+        }
+    }
+
+    /// How products with constant weights multiply.
+    pub fn arithmetic(self) -> Arithmetic {
+        if self.is_bf16 { Arithmetic::Bf16 } else { Arithmetic::F32 }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use precast_ir::{Graph, Op};
-use precast_kernels::conv::{ConvShape, ConvTactic, rank_tactics};
+use precast_kernels::conv::{ConvShape, ConvTactic, Liberty, rank_tactics};
 use precast_program::{TargetDescription, TuningRecord, TuningTable};
 use precast_tensor::Digest;
 
@@ -151,7 +151,11 @@ impl Tactics {
         let ConvShape { in_channels, in_height, in_width, out_channels, out_height, out_width, .. } = shape;
         let ConvShape { filter_height, filter_width, stride, pad_top, pad_left, dilation, groups, .. } = shape;
         let bias = if has_bias { "bias+" } else { "" };
-        let numerics = if self.machine.is_strict { "strict" } else { "reorder" };
+        let numerics = match self.machine.liberty() {
+            Liberty::Strict => "strict",
+            Liberty::Rounding => "reorder",
+            Liberty::Bf16 => "bf16",
+        };
         format!(
             "conv f32 in={in_channels}x{in_height}x{in_width} out={out_channels}x{out_height}x{out_width} \
              filter={filter_height}x{filter_width} stride={}x{} pad={pad_top}x{pad_left} dilation={}x{} groups={groups} \

@@ -20,9 +20,6 @@ use crate::tactics::Tactics;
 /// Kind of this target in descriptions.
 pub const KIND: &str = "cpu";
 
-/// Ends the features of a target that keeps rounding as it is.
-pub const STRICT: &str = "+strict";
-
 /// Compiles for one instruction set and number of threads.
 pub struct CpuTarget {
     machine: Machine,
@@ -34,10 +31,9 @@ pub struct CpuTarget {
 impl CpuTarget {
     /// A target for an instruction set and a number of threads.
     pub fn new(isa: Isa, threads: usize, options: PassOptions) -> CpuTarget {
-        let is_strict = options.strict_numerics;
-        let features = format!("{}{}", isa.name(), if is_strict { STRICT } else { "" });
-        let description = TargetDescription { kind: KIND.to_string(), features, threads };
-        let machine = Machine { isa, threads, is_strict };
+        let (kind, features) = (KIND.to_string(), isa.name().to_string());
+        let description = TargetDescription { kind, features, threads, numerics: options.numerics.clone() };
+        let machine = Machine::new(isa, threads, &options.numerics);
         CpuTarget {
             tactics: Tactics::new(machine, &description, TuningTable::default()),
             machine,
@@ -74,6 +70,7 @@ impl CpuTarget {
         bucket: &Bucket,
         store: &dyn ArtifactStore,
     ) -> Result<Program, CompileError> {
+        self.options.numerics.check().map_err(CompileError::Numerics)?;
         verify(graph).map_err(|error| CompileError::Pass { pass: "verify", reason: error.to_string() })?;
         refuse_unbound(graph)?;
         let mut emitter = Emitter::new(graph, store);

@@ -8,7 +8,7 @@ use precast_cpu::{CpuDevice, CpuTarget, Isa};
 use precast_ir::attr::NoConstants;
 use precast_ir::op::Conv;
 use precast_ir::{Graph, text};
-use precast_passes::PassOptions;
+use precast_passes::{Numerics, PassOptions, WeightPrecision};
 use precast_program::{Bucket, Device, LoadedProgram, MemoryStore, Program, Target, decode, encode};
 use precast_tensor::{DType, Tensor, Type};
 
@@ -145,10 +145,11 @@ fn programs_for_something_else_are_refused_with_a_sentence() {
     let program = compile(&store);
     let with_target = |target: &str| Program { target: target.to_string(), ..program.clone() };
     let cases = [
-        ("cuda:sm_90 threads=1", "it is not a CPU target"),
-        ("cpu:portable", "it is not a CPU target"),
+        ("cuda:sm_90 threads=1", "it is not a CPU target of this build"),
+        ("cpu:portable", "it is not a CPU target of this build"),
+        ("cpu:portable+fp4 threads=1", "it is not a CPU target of this build"),
         ("cpu:altivec threads=1", "its instruction set is unknown here"),
-        ("cpu:portable threads=many", "its number of threads is not a number"),
+        ("cpu:portable threads=many", "it is not a CPU target of this build"),
         ("cpu:portable threads=0", "it was compiled for fewer threads than this device has"),
     ];
     for (target, reason) in cases {
@@ -175,13 +176,55 @@ fn strict_numerics_keep_sums_plain_and_load_again() {
     let conv = Conv { stride: one.clone(), pad_lo: pad.clone(), pad_hi: pad, dilation: one, groups: 1 };
     let y = graph.add(conv, &[x, filter], &Default::default()).unwrap();
     graph.add_output("y", y);
-    for (strict_numerics, kernel) in [(false, "conv.winograd4"), (true, "conv")] {
+    for (is_strict, kernel) in [(false, "conv.winograd4"), (true, "conv")] {
         let store = MemoryStore::default();
-        let options = PassOptions { strict_numerics, ..PassOptions::default() };
+        let numerics = Numerics { is_strict, ..Numerics::default() };
+        let options = PassOptions { numerics, ..PassOptions::default() };
         let target = CpuTarget::new(Isa::Portable, 1, options);
         let program = target.compile(&graph, &Bucket::default(), &store).unwrap();
         assert_eq!(program.steps[0].kernel, kernel);
         load(program, &store).unwrap();
+    }
+}
+
+#[test]
+fn contradicting_numerics_are_refused_with_a_sentence() {
+    let refused = |numerics: Numerics| {
+        let options = PassOptions { numerics, ..PassOptions::default() };
+        let target = CpuTarget::new(Isa::Portable, 1, options);
+        target.compile(&graph(), &Bucket::default(), &MemoryStore::default()).unwrap_err().to_string()
+    };
+    let bf16 = Numerics { weights: WeightPrecision::Bf16, ..Numerics::default() };
+    let both = Numerics { is_strict: true, ..bf16 };
+    assert_eq!(refused(both), "strict numerics round as the model is written; bf16 weights do not");
+}
+
+#[test]
+fn bf16_products_come_near_and_survive_their_file() {
+    let mut graph = Graph::new("");
+    let x = graph.add_input("x", Type::new(DType::F32, [5, 48]));
+    let weights: Vec<f32> = (0..48 * 40).map(|at| ((at * 7919) % 2003) as f32 / 1001.0 - 1.0).collect();
+    let weights = graph.add_constant(Tensor::from_vec([48, 40], weights).unwrap());
+    let op = precast_ir::op::Matmul { transpose_a: false, transpose_b: false };
+    let product = graph.add(op, &[x, weights], &Default::default()).unwrap();
+    graph.add_output("y", product);
+    let input: Vec<f32> = (0..240).map(|at| (at as f32 * 0.37).sin()).collect();
+    let run = |weights: WeightPrecision| {
+        let numerics = Numerics { weights, ..Numerics::default() };
+        let target = CpuTarget::new(Isa::detect(), 1, PassOptions { numerics, ..PassOptions::default() });
+        let store = MemoryStore::default();
+        let program = decode(&encode(&target.compile(&graph, &Bucket::default(), &store).unwrap())).unwrap();
+        let (kernel, arena_bytes) = (program.steps[0].kernel.clone(), program.arena_bytes);
+        let loaded = load(program, &store).unwrap();
+        let mut output = vec![0.0_f32; 5 * 40];
+        let (inputs, mut outputs) = ([bytemuck::cast_slice(&input)], [bytemuck::cast_slice_mut(&mut output)]);
+        CpuDevice::new(1).context(arena_bytes).run(&*loaded, &inputs, &mut outputs).unwrap();
+        (kernel, output)
+    };
+    let ((_, exact), (kernel, near)) = (run(WeightPrecision::F32), run(WeightPrecision::Bf16));
+    assert_eq!(kernel, "gemm.bf16");
+    for (exact, near) in exact.iter().zip(&near) {
+        assert!((exact - near).abs() < 0.05, "{near} for {exact}");
     }
 }
 

@@ -16,7 +16,7 @@ pub enum Arithmetic {
 
 impl Arithmetic {
     /// Steps of a register tile for this many values of k.
-    pub(crate) fn steps(self, k: usize) -> usize {
+    pub fn steps(self, k: usize) -> usize {
         k.div_ceil(self.values())
     }
 

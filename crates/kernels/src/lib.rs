@@ -26,6 +26,7 @@ pub mod gather;
 pub mod gather_concat;
 pub mod gemm;
 mod gemm_drive;
+pub mod gemm_dynamic;
 pub mod gemm_f64;
 pub mod gemm_int;
 mod gemm_int_tile;

@@ -176,11 +176,11 @@ fn for_each_slice<T: Send>(
 }
 
 multiversion! {
-    fn range_of<F: MulAdd>(row: &[f32]) -> (f32, f32) {
+    pub(crate) fn range_of<F: MulAdd>(row: &[f32]) -> (f32, f32) {
         (combine(row, f32::INFINITY, math::minimum), combine(row, f32::NEG_INFINITY, math::maximum))
     }
 
-    fn quantize_slice_u8<F: MulAdd>(src: &[f32], scale: f32, zero: f32, dst: &mut [u8]) {
+    pub(crate) fn quantize_slice_u8<F: MulAdd>(src: &[f32], scale: f32, zero: f32, dst: &mut [u8]) {
         for (y, &x) in dst.iter_mut().zip(src) {
             *y = saturate(round_half_even(x / scale) + zero, 0.0, 255.0) as u8;
         }

@@ -3,12 +3,17 @@
 #![forbid(unsafe_code)]
 
 pub mod absorb_pads;
+pub mod approximate_gelu;
 pub mod batch_axis;
+pub mod cancel_logs;
 pub mod cut_segments;
+pub mod dynamic_product;
+pub mod fast_math;
 pub mod fold_constants;
 pub mod fold_conv_1x1;
 pub mod fold_factors;
 pub mod fold_scales;
+pub mod fold_zero_products;
 pub mod fuse_attention;
 pub mod fuse_epilogues;
 pub mod fuse_gathers;
@@ -18,16 +23,21 @@ pub mod hoist_scales;
 pub mod log;
 pub mod merge_equal;
 pub mod merge_transposes;
+pub mod numerics;
 mod pattern;
 pub mod pipeline;
+pub mod quantise_weights;
 pub mod recognise_activations;
 pub mod recognise_norms;
 pub mod remove_identities;
+pub mod replace_powers;
 pub mod resolve_dims;
 pub mod simplify_algebra;
 pub mod simplify_concats;
 pub mod strided_view;
 
 pub use batch_axis::{Grade, OutputRule, PadVerdict, explain, pad_verdict};
+pub use fast_math::{FastMath, FastRewrite};
 pub use log::{PassReport, Place, Reason};
+pub use numerics::{Numerics, WeightPrecision};
 pub use pipeline::{CANONICAL, FUSED, Pass, PassError, PassOptions, run_passes, run_passes_with};

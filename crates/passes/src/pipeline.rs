@@ -5,11 +5,14 @@ use precast_ir::graph::GraphError;
 use precast_ir::verify::verify;
 use thiserror::Error;
 
+use crate::fast_math::FastRewrite;
 use crate::log::{Log, PassReport};
+use crate::numerics::Numerics;
 use crate::{
-    absorb_pads, fold_constants, fold_conv_1x1, fold_factors, fold_scales, fuse_attention, fuse_epilogues,
-    fuse_gathers, fuse_horizontal, fuse_pointwise, hoist_scales, merge_equal, merge_transposes, recognise_activations,
-    recognise_norms, remove_identities, resolve_dims, simplify_algebra, simplify_concats,
+    absorb_pads, approximate_gelu, cancel_logs, fold_constants, fold_conv_1x1, fold_factors, fold_scales,
+    fold_zero_products, fuse_attention, fuse_epilogues, fuse_gathers, fuse_horizontal, fuse_pointwise, hoist_scales,
+    merge_equal, merge_transposes, quantise_weights, recognise_activations, recognise_norms, remove_identities,
+    replace_powers, resolve_dims, simplify_algebra, simplify_concats,
 };
 
 /// One Graph-to-Graph step that keeps the meaning.
@@ -18,7 +21,7 @@ pub struct Pass {
     pub name: &'static str,
     /// Before and after.
     pub doc: &'static str,
-    /// Value class: E keeps every bit, R differs only by rounding.
+    /// Value class: E keeps every bit, R differs only by rounding, F only runs where it is asked for.
     pub class: Class,
     /// Does it.
     pub run: fn(&Graph, &mut Log) -> Result<Graph, GraphError>,
@@ -31,6 +34,17 @@ pub enum Class {
     Exact,
     /// Rounding only.
     Rounding,
+    /// More than rounding: it runs only with the liberty it needs.
+    Fast(Liberty),
+}
+
+/// A liberty that a caller gives by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Liberty {
+    /// A rewrite of `--fast-math`.
+    Math(FastRewrite),
+    /// 8-bit weights.
+    Int8,
 }
 
 /// Controls of the pipeline. All of them are part of a Program's key.
@@ -38,8 +52,8 @@ pub enum Class {
 pub struct PassOptions {
     /// Names of passes that do not run.
     pub disabled: Vec<String>,
-    /// Leave out passes that change rounding.
-    pub strict_numerics: bool,
+    /// Which liberties passes and kernels may take with numbers.
+    pub numerics: Numerics,
 }
 
 /// A pass that failed or broke the Graph.
@@ -65,6 +79,11 @@ pub const CANONICAL: &[Pass] = &[
 
 /// Canonical to fused form, for Graphs whose dims are numbers.
 pub const FUSED: &[Pass] = &[
+    // First, so that the passes below see what is left.
+    fold_zero_products::PASS,
+    cancel_logs::PASS,
+    // Before norms, which are recognised by their roots.
+    replace_powers::PASS,
     // Before transposes merge: a scale may stand between one and its matmul.
     hoist_scales::PASS,
     merge_transposes::PASS,
@@ -74,6 +93,8 @@ pub const FUSED: &[Pass] = &[
     // After the scales, which are the biases between two convolutions; before epilogues, which would part them.
     fold_conv_1x1::PASS,
     recognise_activations::PASS,
+    // After activations, which find the GELUs that are spelled out.
+    approximate_gelu::PASS,
     recognise_norms::PASS,
     // After activations and norms, whose factors are part of their pattern.
     fold_factors::PASS,
@@ -87,6 +108,8 @@ pub const FUSED: &[Pass] = &[
     fuse_horizontal::PASS,
     // Before pointwise fusion, which would take the activations away from their conv or matmul.
     fuse_epilogues::PASS,
+    // After epilogues, which it takes along; a pass before it sees the same products with any weights.
+    quantise_weights::PASS,
     fuse_gathers::PASS,
     fuse_pointwise::PASS,
 ];
@@ -106,7 +129,7 @@ pub fn run_passes_with(
     let mut graph = graph.clone();
     for pass in passes {
         let is_disabled = options.disabled.iter().any(|name| name == pass.name);
-        if is_disabled || (options.strict_numerics && pass.class == Class::Rounding) {
+        if is_disabled || !options.numerics.admits(pass.class) {
             report(PassReport::skipped(pass.name));
             continue;
         }

@@ -8,7 +8,14 @@ use std::path::{Path, PathBuf};
 
 use precast_ir::attr::NoConstants;
 use precast_ir::{Graph, text};
-use precast_passes::{CANONICAL, FUSED, Pass, PassOptions, run_passes};
+use precast_passes::pipeline::Class;
+use precast_passes::{CANONICAL, FUSED, FastMath, Numerics, Pass, PassOptions, WeightPrecision, run_passes};
+
+/// Relative error that rewrites of class F may have on graphs of a few nodes and numbers of ordinary size.
+const FAST: f64 = 1e-3;
+
+/// Passes whose graphs have larger constants than a file can hold: they are changed in the pass's own tests.
+const CHANGED_ELSEWHERE: [&str; 1] = ["quantise_weights"];
 
 fn pass(name: &str) -> &'static Pass {
     let passes = CANONICAL.iter().chain(FUSED);
@@ -16,7 +23,9 @@ fn pass(name: &str) -> &'static Pass {
 }
 
 fn apply(pass: &'static Pass, graph: &Graph) -> Graph {
-    run_passes(graph, std::slice::from_ref(pass), &PassOptions::default()).unwrap()
+    let numerics = Numerics { fast_math: FastMath::all(), weights: WeightPrecision::Int8, ..Numerics::default() };
+    let options = PassOptions { numerics, ..PassOptions::default() };
+    run_passes(graph, std::slice::from_ref(pass), &options).unwrap()
 }
 
 fn check(path: &Path) {
@@ -29,7 +38,15 @@ fn check(path: &Path) {
     let expected = if after.trim() == "unchanged" { before } else { after };
     assert_eq!(text::print(&changed).trim(), expected.trim(), "{}", path.display());
     assert_eq!(apply(pass, &changed), changed, "{}: the pass is not idempotent", path.display());
-    meaning::assert_same(&graph, &changed, path.display().to_string());
+    let name = path.display().to_string();
+    match pass.class {
+        Class::Exact | Class::Rounding => meaning::assert_same(&graph, &changed, name),
+        Class::Fast(_) => {
+            meaning::assert_near(&graph, &changed, name, FAST);
+            let plain = run_passes(&graph, std::slice::from_ref(pass), &PassOptions::default()).unwrap();
+            assert_eq!(plain, graph, "{}: the pass runs without its option", path.display());
+        }
+    }
 }
 
 /// The files of the folder itself; those of its folders belong to other tests.
@@ -58,6 +75,7 @@ fn every_pass_has_a_graph_it_changes_and_one_it_leaves_alone() {
         let own: Vec<&String> = files.iter().filter(|file| file.starts_with(&head)).collect();
         let is_unchanged = |file: &&&String| file.trim_end().ends_with("unchanged");
         assert!(own.iter().any(|file| is_unchanged(&file)), "{} has no graph it leaves alone", pass.name);
-        assert!(own.iter().any(|file| !is_unchanged(&file)), "{} has no graph it changes", pass.name);
+        let is_in_files = own.iter().any(|file| !is_unchanged(&file));
+        assert!(is_in_files || CHANGED_ELSEWHERE.contains(&pass.name), "{} has no graph it changes", pass.name);
     }
 }

@@ -114,6 +114,7 @@ impl Error {
             Error::Import(_) | Error::Eval(_) | Error::Graph(_) => ErrorKind::Model,
             Error::Pass(_) => ErrorKind::Internal,
             Error::Compile(CompileError::Pass { .. }) => ErrorKind::Internal,
+            Error::Compile(CompileError::Numerics(_)) => ErrorKind::Usage,
             Error::Compile(_) => ErrorKind::Model,
             Error::Load(LoadError::Target { .. }) => ErrorKind::Device,
             // A full disk or a missing right is the caller's to mend; nothing is damaged.
@@ -132,6 +133,7 @@ impl Error {
 /// What kind of failure a Session's is.
 fn session_kind(error: &SessionError) -> ErrorKind {
     match error {
+        SessionError::Compile(error) if matches!(**error, CompileError::Numerics(_)) => ErrorKind::Usage,
         SessionError::Options(_)
         | SessionError::Request(_)
         | SessionError::OutOfRange(_)

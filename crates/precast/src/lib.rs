@@ -48,8 +48,10 @@ pub use precast_cpu::{Isa, TuneMode, TuneOptions};
 pub use precast_ir::{Graph, text};
 pub use precast_onnx::{ImportError, ImportOptions, Imported, UnsupportedNode, operators};
 pub use precast_passes::batch_axis::{explain as explain_padding, pad_verdict};
-pub use precast_passes::{CANONICAL, FUSED, PassOptions, PassReport, Place, run_passes};
-pub use precast_program::{Bucket, Port, Program, Step, TuningRecord, TuningTable};
+pub use precast_passes::{
+    CANONICAL, FUSED, FastMath, FastRewrite, Numerics, PassOptions, PassReport, Place, WeightPrecision, run_passes,
+};
+pub use precast_program::{Bucket, Port, Program, Step, TargetDescription, TuningRecord, TuningTable};
 pub use precast_session::{
     Argument, BucketPolicy, ContextWait, Counters, DimOptions, Fit, Observer, OnMiss, OnMissChain, OutputBuffer,
     PadContent, PadGrade, Pending, Phase, Progress, Reason, RunReport, Session, SessionError, SessionOptions, Startup,

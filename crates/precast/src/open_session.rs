@@ -212,7 +212,6 @@ impl ModelSession {
         }
         let passes = &options.runner.passes;
         session.target_options.insert("disable".to_string(), passes.disabled.join(","));
-        // Strict numerics are part of the target's description, since they also decide how a Program is loaded.
         session.device_label = cpu_label(options.runner.threads);
         let inputs = interface.inputs.iter().map(|input| input.name.clone()).collect();
         let (target, device, cache) = (self.target.clone(), self.device.clone(), self.cache.clone());

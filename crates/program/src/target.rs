@@ -3,14 +3,14 @@
 
 use precast_ir::Graph;
 use precast_ir::graph::GraphError;
-use serde::{Deserialize, Serialize};
+use precast_passes::Numerics;
 
 use crate::bucket::Bucket;
 use crate::program::Program;
 use crate::store::{ArtifactStore, StoreError};
 
 /// What a Target compiles for: found by a door, read by the compiler, part of every key.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TargetDescription {
     /// Kind: "cpu", "cuda" or "hip".
     pub kind: String,
@@ -18,11 +18,34 @@ pub struct TargetDescription {
     pub features: String,
     /// Threads that a run uses.
     pub threads: usize,
+    /// Which liberties it takes with numbers.
+    pub numerics: Numerics,
 }
 
+impl TargetDescription {
+    /// The machine alone: `cpu:avx2 threads=2`. Keys hold the numerics in fields of their own.
+    pub fn machine(&self) -> String {
+        format!("{}:{} threads={}", self.kind, self.features, self.threads)
+    }
+
+    /// Reads what `Display` printed; `None` if it is something else.
+    pub fn parse(text: &str) -> Option<TargetDescription> {
+        let (features, threads) = text.split_once(" threads=")?;
+        let (kind, features) = features.split_once(':')?;
+        let (features, numerics) = features.split_at(features.find('+').unwrap_or(features.len()));
+        Some(TargetDescription {
+            kind: kind.to_string(),
+            features: features.to_string(),
+            threads: threads.parse().ok()?,
+            numerics: numerics.parse().ok()?,
+        })
+    }
+}
+
+/// The machine, with the numerics after its features where they are not the default: `cpu:avx2+strict threads=2`.
 impl std::fmt::Display for TargetDescription {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{} threads={}", self.kind, self.features, self.threads)
+        write!(f, "{}:{}{} threads={}", self.kind, self.features, self.numerics, self.threads)
     }
 }
 
@@ -37,6 +60,9 @@ pub trait Target: Send + Sync {
 /// Why a Graph did not become a Program.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
+    /// The numerics contradict one another, or the target has no kernels for them.
+    #[error("{0}")]
+    Numerics(String),
     /// A dim is still symbolic.
     #[error("value %{value} has the Type {ty}; every dim must be a number to compile")]
     Unbound {
@@ -69,4 +95,23 @@ pub enum CompileError {
         /// Why.
         reason: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use precast_passes::WeightPrecision;
+
+    #[test]
+    fn descriptions_read_as_they_print() {
+        let numerics = Numerics { weights: WeightPrecision::Bf16, ..Numerics::default() };
+        let (kind, features) = ("cpu".to_string(), "avx512-vnni".to_string());
+        let description = TargetDescription { kind, features, threads: 2, numerics };
+        assert_eq!(description.to_string(), "cpu:avx512-vnni+bf16 threads=2");
+        assert_eq!(description.machine(), "cpu:avx512-vnni threads=2");
+        assert_eq!(TargetDescription::parse(&description.to_string()), Some(description));
+        for bad in ["cpu:avx2", "avx2 threads=1", "cpu:avx2+fp8 threads=1", "cpu:avx2 threads=x"] {
+            assert_eq!(TargetDescription::parse(bad), None, "{bad}");
+        }
+    }
 }

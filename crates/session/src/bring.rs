@@ -75,6 +75,7 @@ impl Bringer {
                 (GraphDigests::of(&graph)?, Some(graph))
             }
         };
+        let description = self.target.description();
         let untuned = KeyRecord {
             schema: KeyRecord::current_schema(),
             compiler: BUILD.to_string(),
@@ -82,11 +83,11 @@ impl Bringer {
             weights: digests.weights,
             bucket: bucket.clone(),
             types: self.interface.types(bucket),
-            precision: BTreeMap::new(),
+            precision: description.numerics.fields(),
             calibration: None,
             options: self.target_options.clone(),
             tuning: None,
-            target: self.target.description().to_string(),
+            target: description.machine(),
             toolchain: String::new(),
             driver: None,
             custom_ops: BTreeMap::new(),

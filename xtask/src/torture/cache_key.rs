@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use precast::{
-    CacheMode, CacheOptions, Isa, KeyRecord, Miss, ModelSession, OpenOptions, ProgramCache, TuningTable,
-    program_records,
+    CacheMode, CacheOptions, FastMath, Isa, KeyRecord, Miss, ModelSession, OpenOptions, ProgramCache, TuningTable,
+    WeightPrecision, program_records,
 };
 use precast_cache::{Fetched, GetError, Origin};
 use precast_onnx::proto::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
@@ -47,8 +47,14 @@ fn misses(bench: &mut Bench, subject: &Subject, root: &Path) -> Result<()> {
     without_a_pass.runner.passes.disabled = vec!["fuse_pointwise".to_string()];
     cases.push(("one option", "options.disable", records(subject, &without_a_pass)?));
     let mut strict = subject.options();
-    strict.runner.passes.strict_numerics = true;
-    cases.push(("strict numerics", "target", records(subject, &strict)?));
+    strict.runner.passes.numerics.is_strict = true;
+    cases.push(("strict numerics", "precision.rounding", records(subject, &strict)?));
+    let mut fast = subject.options();
+    fast.runner.passes.numerics.fast_math = FastMath::all();
+    cases.push(("fast-math", "precision.fast_math", records(subject, &fast)?));
+    let mut int8 = subject.options();
+    int8.runner.passes.numerics.weights = WeightPrecision::Int8;
+    cases.push(("8-bit weights", "precision.weights", records(subject, &int8)?));
     let mut other_isa = subject.options();
     let is_portable = other_isa.runner.isa == Isa::Portable;
     other_isa.runner.isa = if is_portable { Isa::Avx2 } else { Isa::Portable };

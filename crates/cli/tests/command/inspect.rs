@@ -35,6 +35,19 @@ fn text_is_the_graph_of_each_stage() {
 }
 
 #[test]
+fn a_program_shows_its_numerics_and_takes_no_others() {
+    let bench = Bench::with_model("m.onnx", &models::affine());
+    let compiled = bench.json("compile m.onnx -o p --numerics strict");
+    assert_eq!(compiled["numerics"]["rounding"], json!("strict"));
+    let text = bench.run("inspect p").stdout;
+    assert!(text.contains("\nnumerics fast-math none · rounding strict · weights f32\n"), "{text}");
+    assert_eq!(bench.json("run p --seed 7")["outputs"], bench.json("run m.onnx --seed 7 --numerics strict")["outputs"]);
+    let outcome = bench.run("run p --numerics strict");
+    assert_eq!(outcome.exit, 2);
+    assert!(outcome.stderr.contains("'p' is a Program file, compiled already"), "{}", outcome.stderr);
+}
+
+#[test]
 fn a_program_shows_its_steps() {
     let bench = Bench::with_model("m.onnx", &models::affine());
     bench.json("compile m.onnx -o p --dim rows=2");

@@ -7,6 +7,7 @@ mod compile;
 mod errors;
 mod inspect;
 mod models;
+mod numerics;
 mod perf;
 mod process;
 mod run;

@@ -31,6 +31,15 @@ pub(crate) fn convolution() -> ModelProto {
     model(vec![node("Conv", &["x", "weight"], "y")], vec![floats("weight", &[8, 8, 3, 3], &weight)], vec![x], vec![y])
 }
 
+/// y = relu(x · weight), with weights large enough to be worth quantising.
+pub(crate) fn wide() -> ModelProto {
+    let weight: Vec<f32> = (0..64 * 48).map(|at| ((at * 7919) % 2003) as f32 / 1001.0 - 1.0).collect();
+    let nodes = vec![node("MatMul", &["x", "weight"], "product"), node("Relu", &["product"], "y")];
+    let x = value("x", DataType::Float, &["rows", "64"]);
+    let y = value("y", DataType::Float, &["rows", "48"]);
+    model(nodes, vec![floats("weight", &[64, 48], &weight)], vec![x], vec![y])
+}
+
 /// Rows of a table by index.
 pub(crate) fn embedding() -> ModelProto {
     let table = floats("table", &[2, 2], &[1.0, 2.0, 3.0, 4.0]);

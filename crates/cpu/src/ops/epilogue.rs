@@ -39,9 +39,14 @@ impl Default for Epilogue {
 impl Epilogue {
     /// Reads the nodes after the first of a fused body.
     pub fn of(body: &Graph) -> Option<Epilogue> {
-        let (root, rest) = body.nodes().split_first()?;
+        Epilogue::after(body, 1)
+    }
+
+    /// Reads the nodes after the first `root_len` of a fused body, the last of which makes what the epilogue ends.
+    pub fn after(body: &Graph, root_len: usize) -> Option<Epilogue> {
+        let (root, rest) = body.nodes().split_at_checked(root_len)?;
         let mut epilogue = Epilogue::default();
-        let mut value = root.outputs[0];
+        let mut value = root.last()?.outputs[0];
         for node in rest {
             let is_active = !matches!(epilogue.activation, Activation::None);
             if !node.inputs.contains(&value) || epilogue.residual_place == ResidualPlace::Last {

@@ -1,10 +1,12 @@
-//! A fused body: a convolution or product with its epilogue, an attention, lookups that are concatenated, or elementwise nodes.
+//! A fused body: a convolution or product (of floats or 8-bit weights) with its epilogue, an attention, lookups that are
+//! concatenated, or elementwise nodes.
 
 use precast_ir::{Graph, Op};
+use precast_passes::dynamic_product::dynamic_product_len;
 use precast_tensor::Tensor;
 
 use crate::ops::epilogue::Epilogue;
-use crate::ops::{attention, conv, elementwise, gather_concat, matmul};
+use crate::ops::{attention, conv, elementwise, gather_concat, matmul, matmul_dynamic};
 use crate::step::{Lowered, Machine, StepNode};
 
 /// The kernel of a fused body.
@@ -12,6 +14,9 @@ pub fn lower(step: &StepNode, body: &Graph, machine: Machine) -> Result<Option<L
     let Some(root) = body.nodes().first() else { return Ok(None) };
     if body.nodes().iter().any(|node| matches!(node.op, Op::Softmax(_))) {
         return Ok(attention::lower(step, body, machine));
+    }
+    if let Some(product_len) = dynamic_product_len(body) {
+        return matmul_dynamic::lower(step, body, product_len);
     }
     let is_in_order = body.inputs().starts_with(&root.inputs);
     match &root.op {

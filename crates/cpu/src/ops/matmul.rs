@@ -1,10 +1,11 @@
 //! Matrix products: packed weights with an epilogue, batches of plain matrices, and 8-bit products.
 
 use precast_ir::op::Matmul;
+use precast_kernels::arithmetic::Arithmetic;
 use precast_kernels::epilogue::{self, Bias};
 use precast_kernels::gemm::{
     self, BatchB, BatchedGemm, BatchedOperand, MatrixA, MatrixB, Order, Packing, gemm_batched_scratch_len,
-    gemm_scratch_len,
+    gemm_scratch_len_in,
 };
 use precast_kernels::gemm_int::{self, GemmInt, ZeroPoints};
 use precast_kernels::isa::Isa;
@@ -59,13 +60,15 @@ fn lower_weights(
     let m: usize = x[..x.len() - 1].iter().product();
     let weights = step.shape(1);
     let n = if op.transpose_b { weights[0] } else { weights[1] };
-    let scratch =
-        gemm_scratch_len(machine.isa, machine.threads, m, n, k, Packing::Plain, Packing::Packed) * size_of::<f32>();
-    let mut reads = vec![Read::Input(0), packed_weights(step, op, k, n, machine)?];
+    let arithmetic = machine.arithmetic();
+    let (plain, packed) = (Packing::Plain, Packing::Packed);
+    let len = gemm_scratch_len_in(arithmetic, machine.isa, machine.threads, [m, n, k], plain, packed);
+    let scratch = len * size_of::<f32>();
+    let mut reads = vec![Read::Input(0), packed_weights(step, op, k, n, machine, arithmetic)?];
     let bias = epilogue.bias.map(|input| push(&mut reads, input));
     let residual = epilogue.residual.map(|input| push(&mut reads, input));
     Ok(Lowered {
-        kernel: format!("gemm{}", epilogue.suffix()),
+        kernel: format!("gemm{}{}", if machine.is_bf16 { ".bf16" } else { "" }, epilogue.suffix()),
         reads,
         scratch_bytes: scratch,
         run: Box::new(move |args, exec| {
@@ -76,16 +79,37 @@ fn lower_weights(
             let c = args.write::<f32>(0);
             let scratch: &mut [f32] = if scratch > 0 { args.write(1) } else { &mut [] };
             let epilogue = epilogue::Epilogue { bias, residual, ..constant_part };
-            gemm::gemm(exec, m, n, k, a, b, c, n, &epilogue, scratch);
+            gemm::gemm_in(arithmetic, exec, [m, n, k], a, b, c, n, &epilogue, scratch);
             Ok(())
         }),
     })
 }
 
 /// The constant right operand, k × n, in its packed form.
-fn packed_weights(step: &StepNode, op: &Matmul, k: usize, n: usize, machine: Machine) -> Result<Read, String> {
-    let pack = |tensor| move |packed: &mut [f32]| pack_in_parts(tensor, op.transpose_b, k, n, machine.isa, packed);
-    Read::packed(gemm::packed_b_len(machine.isa, k, n), step.constant(1).map(pack))
+fn packed_weights(
+    step: &StepNode,
+    op: &Matmul,
+    k: usize,
+    n: usize,
+    machine: Machine,
+    arithmetic: Arithmetic,
+) -> Result<Read, String> {
+    let pack = |tensor| {
+        move |packed: &mut [f32]| match arithmetic {
+            Arithmetic::F32 => pack_in_parts(tensor, op.transpose_b, k, n, machine.isa, packed),
+            Arithmetic::Bf16 => pack_words(tensor, op.transpose_b, k, n, machine.isa, packed),
+        }
+    };
+    Read::packed(gemm::packed_b_len(machine.isa, arithmetic.steps(k), n), step.constant(1).map(pack))
+}
+
+fn pack_words(tensor: &Tensor, is_transposed: bool, k: usize, n: usize, isa: Isa, packed: &mut [f32]) {
+    let data = &f32_elements(tensor.as_bytes());
+    let matrix = match is_transposed {
+        true => MatrixB::Columns { data, stride: k },
+        false => MatrixB::Rows { data, stride: n },
+    };
+    packed.copy_from_slice(&gemm::pack_b_words(isa, k, n, matrix));
 }
 
 /// Packs rows of a mapped matrix some at a time, so that neither its pages nor an aligned copy of it are in memory whole.
@@ -155,7 +179,7 @@ fn lower_batched(
     let is_one_call = batched.batch == items;
     let is_packed = is_one_call && step.is_constant(1) && b.len() == 2;
     let (packing, right) = match is_packed {
-        true => (Packing::Packed, packed_weights(step, op, k, n, machine)?),
+        true => (Packing::Packed, packed_weights(step, op, k, n, machine, Arithmetic::F32)?),
         false => (Packing::Plain, Read::Input(1)),
     };
     let scratch = gemm_batched_scratch_len(machine.isa, machine.threads, &batched, packing) * size_of::<f32>();

@@ -9,6 +9,7 @@ pub mod gather_concat;
 pub mod index;
 pub mod layout;
 pub mod matmul;
+pub mod matmul_dynamic;
 pub mod norm;
 pub mod quantize;
 pub mod reduce;

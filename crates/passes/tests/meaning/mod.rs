@@ -33,6 +33,11 @@ const ROUNDING: f64 = 1e-5;
 
 /// Panics unless both graphs give the same outputs.
 pub fn assert_same(before: &Graph, after: &Graph, name: String) {
+    assert_near(before, after, name, ROUNDING);
+}
+
+/// Panics unless the outputs of both graphs differ by no more than a relative error.
+pub fn assert_near(before: &Graph, after: &Graph, name: String, tolerance: f64) {
     let mut random = Random(7);
     for _ in 0..3 {
         let inputs: Vec<Tensor> = before.inputs().iter().map(|&input| random.tensor(before.ty(input))).collect();
@@ -42,7 +47,7 @@ pub fn assert_same(before: &Graph, after: &Graph, name: String) {
         for (found, expected) in found.iter().zip(&expected) {
             assert_eq!(found.type_(), expected.type_(), "{name}");
             for (a, b) in found.to_f64_vec().into_iter().zip(expected.to_f64_vec()) {
-                let is_near = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= ROUNDING * b.abs().max(1.0);
+                let is_near = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * b.abs().max(1.0);
                 assert!(is_near, "{name}: {a} found where {b} is expected");
             }
         }

@@ -1,0 +1,74 @@
+//! The flags that say which liberties a compile may take with numbers, and how the door shows them.
+
+use std::path::Path;
+
+use clap::{Args, ValueEnum};
+use precast::{FastMath, Numerics, Program, TargetDescription, WeightPrecision};
+use serde_json::{Value, json};
+
+use crate::exit::Failure;
+
+/// Flags for liberties with numbers.
+#[derive(Args)]
+pub struct NumericsArgs {
+    /// How sums round: default may reorder them, strict keeps them as the model is written
+    #[arg(long, global = true, value_enum, default_value_t = Rounding::Default)]
+    pub numerics: Rounding,
+    /// Rewrites that may change NaN, infinities or overflow, or approximate: gelu, zero, log-exp, pow-sqrt, or all
+    #[arg(long, global = true, value_name = "NAMES", value_parser = str::parse::<FastMath>)]
+    pub fast_math: Option<FastMath>,
+    /// Hold constant f32 weights as bf16
+    #[arg(long, global = true, conflicts_with = "int8")]
+    pub bf16: bool,
+    /// Multiply large constant f32 weights as 8-bit integers, the other operand quantised row by row
+    #[arg(long, global = true)]
+    pub int8: bool,
+}
+
+/// How sums round.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Rounding {
+    /// Passes and kernels may change rounding
+    Default,
+    /// Every sum rounds as it is written
+    Strict,
+}
+
+impl NumericsArgs {
+    /// What the flags say.
+    pub fn numerics(&self) -> Numerics {
+        let weights = match (self.bf16, self.int8) {
+            (true, _) => WeightPrecision::Bf16,
+            (false, true) => WeightPrecision::Int8,
+            (false, false) => WeightPrecision::F32,
+        };
+        let fast_math = self.fast_math.clone().unwrap_or_default();
+        Numerics { is_strict: self.numerics == Rounding::Strict, fast_math, weights }
+    }
+
+    /// Refuses flags that contradict one another.
+    pub fn check(&self) -> Result<(), Failure> {
+        self.numerics().check().map_err(Failure::usage)
+    }
+
+    /// Refuses flags for a Program, whose numbers were decided when it was compiled.
+    pub fn refuse_for_program(&self, path: &Path) -> Result<(), Failure> {
+        if self.numerics() == Numerics::default() {
+            return Ok(());
+        }
+        let flags = "--numerics, --fast-math, --bf16 and --int8";
+        Err(Failure::usage(format!("'{}' is a Program file, compiled already; {flags} are for models", path.display())))
+    }
+}
+
+/// The numerics of a Program in a line, for people.
+pub fn numerics_text(program: &Program) -> String {
+    let Some(target) = TargetDescription::parse(&program.target) else { return "unknown".to_string() };
+    let fields: Vec<String> = target.numerics.fields().iter().map(|(name, value)| format!("{name} {value}")).collect();
+    fields.join(" · ").replace('_', "-")
+}
+
+/// The numerics of a Program, for machines.
+pub fn numerics_json(program: &Program) -> Value {
+    TargetDescription::parse(&program.target).map_or(Value::Null, |target| json!(target.numerics.fields()))
+}

@@ -1,0 +1,161 @@
+//! Which liberties a compile may take with numbers. By default floats stay as wide as the model has them and passes may
+//! change rounding only; every other liberty is asked for by name, and is part of the key and of the Program.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::fast_math::FastMath;
+use crate::pipeline::{Class, Liberty};
+
+/// Which liberties a compile may take with numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Numerics {
+    /// Round as the ops are written: no pass of class R, no kernel that sums in another form.
+    pub is_strict: bool,
+    /// Rewrites of class F that may run.
+    pub fast_math: FastMath,
+    /// What constant f32 weights are held and multiplied as.
+    pub weights: WeightPrecision,
+}
+
+/// What constant f32 weights are held and multiplied as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WeightPrecision {
+    /// As they are.
+    #[default]
+    F32,
+    /// Rounded to bf16, products summed in f32.
+    Bf16,
+    /// Signed bytes with a scale a column, times rows that are quantised when they are known.
+    Int8,
+}
+
+impl WeightPrecision {
+    /// Name in keys and descriptions.
+    pub fn name(self) -> &'static str {
+        match self {
+            WeightPrecision::F32 => "f32",
+            WeightPrecision::Bf16 => "bf16",
+            WeightPrecision::Int8 => "int8",
+        }
+    }
+}
+
+/// Words of the text form.
+const STRICT: &str = "strict";
+const FAST_MATH: &str = "fast-math=";
+
+impl Numerics {
+    /// Whether a pass of this class may run.
+    pub fn admits(&self, class: Class) -> bool {
+        match class {
+            Class::Exact => true,
+            Class::Rounding => !self.is_strict,
+            Class::Fast(_) if self.is_strict => false,
+            Class::Fast(Liberty::Math(rewrite)) => self.fast_math.contains(rewrite),
+            Class::Fast(Liberty::Int8) => self.weights == WeightPrecision::Int8,
+        }
+    }
+
+    /// Refuses liberties that contradict one another.
+    pub fn check(&self) -> Result<(), String> {
+        if self.is_strict && !self.fast_math.is_empty() {
+            let names = &self.fast_math;
+            return Err(format!("strict numerics round as the model is written; fast-math {names} does not"));
+        }
+        if self.is_strict && self.weights != WeightPrecision::F32 {
+            let weights = self.weights.name();
+            return Err(format!("strict numerics round as the model is written; {weights} weights do not"));
+        }
+        Ok(())
+    }
+
+    /// Every field by name, defaults written out, as keys hold them.
+    pub fn fields(&self) -> BTreeMap<String, String> {
+        let rounding = if self.is_strict { STRICT } else { "default" };
+        let fields = [
+            ("rounding", rounding.to_string()),
+            ("fast_math", self.fast_math.to_string()),
+            ("weights", self.weights.name().to_string()),
+        ];
+        fields.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+    }
+}
+
+/// What differs from the default, each with a plus before it: `+fast-math=gelu,zero+bf16`. Nothing for the default.
+impl fmt::Display for Numerics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_strict {
+            write!(f, "+{STRICT}")?;
+        }
+        if !self.fast_math.is_empty() {
+            write!(f, "+{FAST_MATH}{}", self.fast_math)?;
+        }
+        match self.weights {
+            WeightPrecision::F32 => Ok(()),
+            WeightPrecision::Bf16 | WeightPrecision::Int8 => write!(f, "+{}", self.weights.name()),
+        }
+    }
+}
+
+impl FromStr for Numerics {
+    type Err = String;
+
+    /// What `Display` printed, and nothing else.
+    fn from_str(text: &str) -> Result<Numerics, String> {
+        let mut numerics = Numerics::default();
+        for word in text.split('+').skip(1) {
+            match word {
+                STRICT => numerics.is_strict = true,
+                "bf16" => numerics.weights = WeightPrecision::Bf16,
+                "int8" => numerics.weights = WeightPrecision::Int8,
+                _ => match word.strip_prefix(FAST_MATH) {
+                    Some(names) => numerics.fast_math = names.parse()?,
+                    None => return Err(format!("'{word}' is no numeric option of this build")),
+                },
+            }
+        }
+        if numerics.to_string() == text { Ok(numerics) } else { Err(format!("'{text}' is not in its plain form")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fast_math::FastRewrite;
+
+    #[test]
+    fn what_is_printed_reads_back() {
+        let bf16 = Numerics { weights: WeightPrecision::Bf16, ..Numerics::default() };
+        let strict = Numerics { is_strict: true, ..Numerics::default() };
+        let fast_math = FastMath::of([FastRewrite::Zero, FastRewrite::LogExp]);
+        let two = Numerics { fast_math, ..bf16.clone() };
+        let cases = [
+            (Numerics::default(), ""),
+            (strict, "+strict"),
+            (bf16, "+bf16"),
+            (Numerics { weights: WeightPrecision::Int8, ..Numerics::default() }, "+int8"),
+            (two, "+fast-math=zero,log-exp+bf16"),
+        ];
+        for (numerics, text) in cases {
+            assert_eq!(numerics.to_string(), text);
+            assert_eq!(text.parse(), Ok(numerics));
+        }
+        for bad in
+            ["strict", "+fp8", "+strict+strict", "+", "+bf16+strict", "+bf16+int8", "+fast-math=all", "+fast-math=none"]
+        {
+            assert!(bad.parse::<Numerics>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn strict_numerics_take_no_other_liberty() {
+        assert_eq!(Numerics::default().check(), Ok(()));
+        let both = Numerics { is_strict: true, weights: WeightPrecision::Bf16, ..Numerics::default() };
+        assert!(both.check().unwrap_err().contains("bf16 weights"));
+        let fast = Numerics { is_strict: true, fast_math: FastMath::all(), ..Numerics::default() };
+        assert!(fast.check().unwrap_err().contains("fast-math gelu,zero,log-exp,pow-sqrt"));
+        assert!(!fast.admits(Class::Fast(Liberty::Math(FastRewrite::Zero))));
+    }
+}
