@@ -8,7 +8,7 @@ use std::sync::Arc;
 use precast_cpu::{CpuDevice, CpuTarget, Isa, TuneMode, TuneOptions, Tuner};
 use precast_ir::Graph;
 use precast_ir::op::{Conv, Unary, UnaryFn};
-use precast_passes::PassOptions;
+use precast_passes::{Numerics, PassOptions};
 use precast_program::{Bucket, Device, MemoryStore, Program, Target, TuningRecord, TuningTable, decode, encode};
 use precast_tensor::{DType, Dim, Tensor, Type};
 use precast_testing::tolerance::Reference;
@@ -159,7 +159,8 @@ fn records_for_something_else_are_left_alone() {
 #[test]
 fn strict_numerics_leave_no_choice() {
     let (key, tactics) = problem(&graph(1, [3, 3]));
-    let strict = PassOptions { strict_numerics: true, ..PassOptions::default() };
+    let strict =
+        PassOptions { numerics: Numerics { is_strict: true, ..Numerics::default() }, ..PassOptions::default() };
     let tuned = target(strict).with_tuning(table(&key, record(&tactics, "winograd4")));
     assert!(tuned.tactics().problems(&graph(1, [3, 3])).is_empty());
     assert!(text(&compile(&tuned, &graph(1, [3, 3])).0).starts_with("tactic product (only one)\n"));

@@ -130,8 +130,8 @@ pub fn gather(
         let first = task * rows_in_task;
         let rows = GatherRows { axis, inner_bytes, src, indices, outer: first / count, position: first % count };
         match inner_bytes {
-            4 => rows.copy(dst, |source, row| copy_exactly::<4>(source, row)),
-            8 => rows.copy(dst, |source, row| copy_exactly::<8>(source, row)),
+            4 => rows.copy(dst, copy_exactly::<4>),
+            8 => rows.copy(dst, copy_exactly::<8>),
             _ => rows.copy(dst, copy_row),
         }
     });

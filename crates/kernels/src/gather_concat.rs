@@ -72,9 +72,9 @@ impl Target<'_> {
     fn write(&self, part: RowPart) -> Result<(), IndexError> {
         // A length that the compiler knows saves a call for each row.
         match self.place.bytes {
-            16 => self.write_rows(part, |source, target| copy_exactly::<16>(source, target)),
-            32 => self.write_rows(part, |source, target| copy_exactly::<32>(source, target)),
-            64 => self.write_rows(part, |source, target| copy_exactly::<64>(source, target)),
+            16 => self.write_rows(part, copy_exactly::<16>),
+            32 => self.write_rows(part, copy_exactly::<32>),
+            64 => self.write_rows(part, copy_exactly::<64>),
             _ => self.write_rows(part, |source, target| target.copy_from_slice(source)),
         }
     }

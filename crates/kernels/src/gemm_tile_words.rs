@@ -86,6 +86,13 @@ mod x86 {
         }
     }
 
+    /// The same bits as pairs of bf16.
+    #[inline(always)]
+    fn pairs(words: __m512i) -> __m512bh {
+        // SAFETY: both are 512 bits of which every pattern is valid.
+        unsafe { std::mem::transmute::<__m512i, __m512bh>(words) }
+    }
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn tile_bf16_of<const ROWS: usize, const VECTORS: usize>(call: &TileCall) {
@@ -101,8 +108,7 @@ mod x86 {
                 for row in 0..ROWS {
                     let a = _mm512_set1_epi32(*a.add(row));
                     for vector in 0..VECTORS {
-                        let (a, b) = (std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute(words[vector]));
-                        sums[row][vector] = _mm512_dpbf16_ps(sums[row][vector], a, b);
+                        sums[row][vector] = _mm512_dpbf16_ps(sums[row][vector], pairs(a), pairs(words[vector]));
                     }
                 }
                 a = a.add(ROWS);

@@ -23,7 +23,7 @@ enum Simpler {
     /// A value of the new Graph.
     Same(ValueId),
     /// Another op of these values of the new Graph.
-    Node(Op, Vec<ValueId>),
+    Node(Box<Op>, Vec<ValueId>),
     /// The value times a number.
     Times(ValueId, Tensor),
 }
@@ -41,7 +41,7 @@ fn simplify_algebra(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
         log.fired(node);
         let output = match simpler {
             Simpler::Same(value) => value,
-            Simpler::Node(op, inputs) => copy.new.add(op, &inputs, &node.provenance)?,
+            Simpler::Node(op, inputs) => copy.new.add(*op, &inputs, &node.provenance)?,
             Simpler::Times(value, number) => {
                 let number = copy.new.add_constant(number);
                 copy.new.add(Binary { func: BinaryFn::Mul }, &[value, number], &node.provenance)?
@@ -72,7 +72,7 @@ fn of_unary(new: &Graph, op: &Unary, x: ValueId) -> Option<Simpler> {
         UnaryFn::Abs => {
             let inner = made_by_unary(new, x, UnaryFn::Neg)?;
             // The least integer is its own negative, and its magnitude that of itself.
-            Some(Simpler::Node(Op::Unary(op.clone()), vec![inner]))
+            Some(Simpler::Node(Box::new(Op::Unary(op.clone())), vec![inner]))
         }
         _ => None,
     }
@@ -85,7 +85,8 @@ fn of_binary(
     b: ValueId,
     keeps_type: &dyn Fn(ValueId) -> bool,
 ) -> Option<Simpler> {
-    let negative = |x: ValueId| Simpler::Node(Op::Unary(Unary { func: UnaryFn::Neg, alpha: 0.0, beta: 0.0 }), vec![x]);
+    let negative =
+        |x: ValueId| Simpler::Node(Box::new(Op::Unary(Unary { func: UnaryFn::Neg, alpha: 0.0, beta: 0.0 })), vec![x]);
     let is_float = new.ty(a).dtype.is_float();
     match func {
         BinaryFn::Max | BinaryFn::Min if a == b => Some(Simpler::Same(a)),
@@ -136,5 +137,5 @@ fn of_clamp(new: &Graph, outer: &Clamp, x: ValueId) -> Option<Simpler> {
         return None;
     }
     let joined = Clamp { lo: within(inner.lo), hi: within(inner.hi) };
-    Some(Simpler::Node(Op::Clamp(joined), vec![source.inputs[0]]))
+    Some(Simpler::Node(Box::new(Op::Clamp(joined)), vec![source.inputs[0]]))
 }
