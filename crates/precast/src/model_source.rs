@@ -77,12 +77,6 @@ impl ModelSource {
         Ok(symbolic.insert(graph).clone())
     }
 
-    /// Lets go of the symbolic Graph, which may hold folded constants that Programs have in another form. Whoever compiles
-    /// again imports again.
-    pub(crate) fn forget_graph(&self) {
-        self.symbolic.lock().unwrap_or_else(PoisonError::into_inner).take();
-    }
-
     fn canonical_graph(&self, import: &ImportOptions) -> Result<Graph, Error> {
         let imported = self.model.graph(import)?.graph;
         let graph = run_passes(&imported, CANONICAL, &self.passes)?;
@@ -132,6 +126,12 @@ impl GraphSource for ModelSource {
             return self.import_for(bucket).map_err(failed);
         }
         self.symbolic_graph().map_err(failed)?.graph(bucket)
+    }
+
+    /// Lets go of the symbolic Graph, which may hold folded constants that Programs have in another form. Whoever compiles
+    /// again imports again.
+    fn forget_graph(&self) {
+        self.symbolic.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 

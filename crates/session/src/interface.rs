@@ -17,6 +17,9 @@ use crate::error::SessionError;
 pub trait GraphSource: Send + Sync {
     /// The Graph of a Bucket: every dim is a number.
     fn graph(&self, bucket: &Bucket) -> Result<Graph, SessionError>;
+
+    /// The Programs of the start are there: what Graphs are made from may go until it is asked for again.
+    fn forget_graph(&self) {}
 }
 
 impl GraphSource for Graph {

@@ -194,6 +194,7 @@ pub struct Counters {
     pad_rows: AtomicU64,
     chunks: AtomicU64,
     compiles: AtomicU64,
+    failures: AtomicU64,
     loads: AtomicU64,
     context_waits: AtomicU64,
 }
@@ -215,6 +216,10 @@ impl Counters {
 
     pub(crate) fn count_compile(&self) {
         self.compiles.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_failure(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count_load(&self) {
@@ -258,6 +263,11 @@ impl Counters {
     /// Programs compiled.
     pub fn compiles(&self) -> u64 {
         self.compiles.load(Ordering::Relaxed)
+    }
+
+    /// Programs that could not be compiled, fetched or loaded, in the background or for a request.
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
     }
 
     /// Programs that came from the cache.
