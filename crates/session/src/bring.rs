@@ -16,8 +16,8 @@ use crate::programs::Entry;
 use crate::report::{Counters, Origin};
 use crate::slots::Slots;
 
-/// Bytes of constants up to which a Program is loaded before it is published. Until then they are in memory of their own,
-/// and for a moment beside the files that take their place.
+/// Bytes of constants up to which a Program is loaded before it is published. All Programs of the device then share the
+/// copy in memory; those of a Program that is loaded after it was published are the pages of its files.
 const AHEAD_BYTES_MAX: u64 = 64 << 20;
 
 /// All that bringing a Program takes.
@@ -88,18 +88,35 @@ impl Drop for Begun<'_> {
     }
 }
 
+/// A core that runs on the device leave to a compile.
+struct LeftCore<'a>(&'a dyn Device);
+
+impl LeftCore<'_> {
+    fn new(device: &dyn Device) -> LeftCore<'_> {
+        device.leave_core();
+        LeftCore(device)
+    }
+}
+
+impl Drop for LeftCore<'_> {
+    fn drop(&mut self) {
+        self.0.take_core_back();
+    }
+}
+
 impl Bringer {
     /// The Program, loaded. It compiles when a slot is free.
-    pub(crate) fn bring(&self, bucket: &Bucket) -> Result<Entry, SessionError> {
+    pub(crate) fn bring(&self, bucket: &Bucket) -> Result<Option<Entry>, SessionError> {
         self.bring_told(bucket, None)
     }
 
-    /// The Program, loaded; it waits for no slot, and where it is compiled it lands before it is published.
-    pub(crate) fn bring_first(&self, bucket: &Bucket, land: &dyn Fn(Entry)) -> Result<Entry, SessionError> {
+    /// The Program, loaded; it waits for no slot. Where it is compiled it may land before it is published: then none is
+    /// given.
+    pub(crate) fn bring_first(&self, bucket: &Bucket, land: &dyn Fn(Entry)) -> Result<Option<Entry>, SessionError> {
         self.bring_told(bucket, Some(land))
     }
 
-    fn bring_told(&self, bucket: &Bucket, land: Option<&dyn Fn(Entry)>) -> Result<Entry, SessionError> {
+    fn bring_told(&self, bucket: &Bucket, land: Option<&dyn Fn(Entry)>) -> Result<Option<Entry>, SessionError> {
         let brought = self.bring_counted(bucket, land);
         match &brought {
             Ok(_) | Err(SessionError::Closed) => {}
@@ -111,14 +128,15 @@ impl Bringer {
         brought
     }
 
-    fn bring_counted(&self, bucket: &Bucket, land: Option<&dyn Fn(Entry)>) -> Result<Entry, SessionError> {
+    fn bring_counted(&self, bucket: &Bucket, land: Option<&dyn Fn(Entry)>) -> Result<Option<Entry>, SessionError> {
         let at = Instant::now();
         let (record, mut graph) = self.record(bucket)?;
-        let mut begun = None;
+        let (mut begun, mut is_landed) = (None, false);
         let fetched = loop {
             let make = || -> Result<_, SessionError> {
                 let _slot = land.is_none().then(|| self.compiling.take());
                 begun = Some(self.underway.begin()?);
+                let _core = LeftCore::new(&*self.device);
                 tracing::info!(%bucket, "compiling");
                 let graph = graph.take().map_or_else(|| self.source.graph(bucket), Ok)?;
                 let program = self.target.compile(&graph, bucket, self.cache.store());
@@ -129,6 +147,7 @@ impl Bringer {
                     let ms = at.elapsed().as_millis() as u64;
                     tracing::info!(%bucket, ms, "the Program serves, and is published meanwhile");
                     land(self.load(bucket, &program, Origin::Compiled, &record)?);
+                    is_landed = true;
                 }
                 Ok(program)
             };
@@ -150,14 +169,16 @@ impl Bringer {
             Origin::Compiled => {}
             Origin::Warm | Origin::Loaded | Origin::Fetched => self.counters.count_load(),
         }
-        // What landed ahead has constants of its own; those of what is published are shared with other Buckets.
+        if is_landed {
+            return Ok(None);
+        }
         let entry = self.load(bucket, &fetched.program, origin, &record)?;
         let ms = at.elapsed().as_millis() as u64;
         match &fetched.miss {
             Some(miss) => tracing::info!(%bucket, ?origin, %miss, ms, "the Program is loaded"),
             None => tracing::info!(%bucket, ?origin, ms, "the Program is loaded"),
         }
-        Ok(entry)
+        Ok(Some(entry))
     }
 
     fn load(

@@ -177,11 +177,11 @@ impl Programs {
     }
 
     /// A Program, on its way from now on if it was not yet. `bring` runs on a thread of its own. It is given a way to land
-    /// the Program before it is done with it.
+    /// the Program before it is done with it; then it gives none.
     pub(crate) fn request(
         self: &Arc<Self>,
         bucket: &Bucket,
-        bring: impl FnOnce(&dyn Fn(Entry)) -> Result<Entry, SessionError> + Send + 'static,
+        bring: impl FnOnce(&dyn Fn(Entry)) -> Result<Option<Entry>, SessionError> + Send + 'static,
     ) -> Arc<Flight> {
         let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(flight) = flights.get(bucket) {
@@ -206,7 +206,7 @@ impl Programs {
             let slot = programs.slots.take();
             let result = bring(&|entry| landing.land(Ok(entry)));
             drop(slot);
-            landing.land(result);
+            result.transpose().into_iter().for_each(|result| landing.land(result));
         };
         let thread = std::thread::Builder::new().name("precast-compile".to_string()).spawn(work);
         if let Err(error) = thread {
@@ -230,10 +230,6 @@ impl Programs {
     fn enter(&self, entry: Entry) -> Arc<Entry> {
         let entry = Arc::new(entry);
         self.touch(&entry);
-        let replaced = self.replace(&entry);
-        if replaced {
-            return entry;
-        }
         let is_ladder = self.read(|table| table.ladders.contains(&entry.bucket));
         if is_ladder {
             // Requests that were padded higher for want of it may now take it.
@@ -253,13 +249,6 @@ impl Programs {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         table.failures.remove(&entry.bucket);
         table.entries.entry(entry.bucket.clone()).or_insert(entry).clone()
-    }
-
-    /// Lets a Program that was loaded again take the place of itself. No Binding is old by that: it computes the same.
-    fn replace(&self, entry: &Arc<Entry>) -> bool {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let place = table.entries.get_mut(&entry.bucket);
-        place.map(|place| *place = entry.clone()).is_some()
     }
 
     fn fail(&self, bucket: &Bucket, error: &SessionError) {

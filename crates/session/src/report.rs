@@ -230,6 +230,11 @@ impl Counters {
         self.context_waits.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Requests that have come to an end, in an answer or an error.
+    pub fn requests(&self) -> u64 {
+        self.tiers.iter().map(|tier| tier.load(Ordering::Relaxed)).sum::<u64>() + self.errors()
+    }
+
     /// Runs of a tier.
     pub fn runs(&self, tier: Tier) -> u64 {
         self.tiers[tier as usize].load(Ordering::Relaxed)

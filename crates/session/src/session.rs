@@ -46,6 +46,7 @@ struct Closing {
 impl Drop for Closing {
     fn drop(&mut self) {
         self.inner.bringer.underway.close();
+        self.inner.ready.close();
         self.inner.programs.give_up();
         if let Some(thread) = self.starting.take() {
             let _ = thread.join();

@@ -2,7 +2,7 @@
 //! the time left and how it is known. Requests are served once those that `Startup` names are there; a thread waits for
 //! the others, measures what Buckets cost, and then says that the Session is ready.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use precast_program::Bucket;
@@ -15,6 +15,11 @@ use crate::session::{Inner, Session};
 
 /// Progress is told at least this often.
 const TELL_EVERY: Duration = Duration::from_secs(1);
+
+/// Costs are measured once no request has come for so long: measuring beside requests slows them down and measures them.
+const QUIET: Duration = Duration::from_millis(25);
+/// Or after so long, for a Session that is never quiet.
+const QUIET_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// What opening does at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,37 +85,66 @@ pub enum Readiness {
 }
 
 /// The Readiness of a Session, and who waits for it.
+#[derive(Default)]
 pub(crate) struct ReadyCell {
-    readiness: Mutex<Readiness>,
+    state: Mutex<ReadyState>,
     changed: Condvar,
 }
 
-impl Default for ReadyCell {
-    fn default() -> ReadyCell {
-        ReadyCell { readiness: Mutex::new(Readiness::Partial), changed: Condvar::new() }
+struct ReadyState {
+    readiness: Readiness,
+    /// Calls that wait for all of it.
+    waiting: usize,
+    is_closed: bool,
+}
+
+impl Default for ReadyState {
+    fn default() -> ReadyState {
+        ReadyState { readiness: Readiness::Partial, waiting: 0, is_closed: false }
     }
 }
 
 impl ReadyCell {
     fn get(&self) -> Readiness {
-        self.readiness.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().readiness.clone()
     }
 
     fn set(&self, readiness: Readiness) {
-        *self.readiness.lock().unwrap_or_else(PoisonError::into_inner) = readiness;
+        self.lock().readiness = readiness;
+        self.changed.notify_all();
+    }
+
+    /// Nothing is worth waiting for from now on.
+    pub(crate) fn close(&self) {
+        self.lock().is_closed = true;
         self.changed.notify_all();
     }
 
     fn wait(&self, limit: Option<Duration>) -> Readiness {
-        let readiness = self.readiness.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_partial = |readiness: &mut Readiness| matches!(readiness, Readiness::Partial);
-        match limit {
-            None => self.changed.wait_while(readiness, is_partial).unwrap_or_else(PoisonError::into_inner).clone(),
+        let mut state = self.lock();
+        state.waiting += 1;
+        self.changed.notify_all();
+        let is_partial = |state: &mut ReadyState| matches!(state.readiness, Readiness::Partial);
+        let mut state = match limit {
+            None => self.changed.wait_while(state, is_partial).unwrap_or_else(PoisonError::into_inner),
             Some(limit) => {
-                let waited = self.changed.wait_timeout_while(readiness, limit, is_partial);
-                waited.unwrap_or_else(PoisonError::into_inner).0.clone()
+                let waited = self.changed.wait_timeout_while(state, limit, is_partial);
+                waited.unwrap_or_else(PoisonError::into_inner).0
             }
-        }
+        };
+        state.waiting -= 1;
+        state.readiness.clone()
+    }
+
+    /// Lets so much time pass, unless somebody waits; says whether nobody did.
+    fn rest(&self, time: Duration) -> bool {
+        let is_alone = |state: &mut ReadyState| state.waiting == 0 && !state.is_closed;
+        let rested = self.changed.wait_timeout_while(self.lock(), time, is_alone);
+        rested.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ReadyState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -218,10 +252,25 @@ impl Inner {
         if self.options.measures && has_choice && self.options.startup != Startup::Lazy {
             let progress = |phase| Progress { phase, elapsed: awaited.begun.elapsed(), ..awaited.progress.clone() };
             self.tell(&progress(Phase::Measuring));
+            self.wait_for_quiet();
             outcome = outcome.and(self.measure_costs());
             self.tell(&progress(Phase::Ready));
         }
         outcome
+    }
+
+    /// Waits until requests pause, for so long as nobody waits for the Session to be ready.
+    fn wait_for_quiet(&self) {
+        let begun = Instant::now();
+        let mut requests = self.counters.requests();
+        // Before `open` returns there are none.
+        while self.options.startup == Startup::Largest && begun.elapsed() < QUIET_WAIT_MAX && self.ready.rest(QUIET) {
+            let now = self.counters.requests();
+            if now == requests {
+                return;
+            }
+            requests = now;
+        }
     }
 
     fn tell(&self, progress: &Progress) {

@@ -232,6 +232,21 @@ fn two_sessions_on_one_cache_compile_once_and_outlive_each_other() {
 }
 
 #[test]
+fn measuring_waits_for_a_pause_or_for_somebody_who_waits() {
+    let target = GatedTarget::new(true, None);
+    let session = open(SessionOptions { measures: true, ..options() }, &target, memory());
+    while session.loaded().len() < 4 {
+        run(&session, 3);
+    }
+    for _ in 0..200 {
+        assert!(run(&session, 3).is_cost_estimated, "nothing is measured beside a stream of requests");
+    }
+    assert!(matches!(session.wait_until_ready(None), Readiness::Ready));
+    assert_eq!(session.costs().len(), 4);
+    assert!(!run(&session, 3).is_cost_estimated);
+}
+
+#[test]
 fn the_default_serves_early_and_lazy_sessions_are_ready_at_once() {
     assert_eq!(SessionOptions::default().startup, Startup::Largest);
     let target = GatedTarget::new(false, None);
