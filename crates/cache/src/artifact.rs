@@ -2,6 +2,7 @@
 //! all of it. The same KeyRecord and Program give the same bytes: no time, host or user is inside. Read as hostile input.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use precast_program::{ConstantRef, FileError, Program};
 use precast_tensor::Digest;
@@ -44,14 +45,20 @@ pub struct Provides {
 /// What compiling gives: a Program and what it needs to be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
-    /// The Program.
-    pub program: Program,
+    /// The Program; whoever made it may be using it already.
+    pub program: Arc<Program>,
     /// What it needs.
     pub requires: Requires,
 }
 
 impl From<Program> for Compiled {
     fn from(program: Program) -> Compiled {
+        Arc::new(program).into()
+    }
+}
+
+impl From<Arc<Program>> for Compiled {
+    fn from(program: Arc<Program>) -> Compiled {
         Compiled { program, requires: Requires::default() }
     }
 }

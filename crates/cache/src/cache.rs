@@ -263,7 +263,7 @@ impl ProgramCache {
         }
         let winner = if may_publish { self.publish_compiled(wanted, &compiled, compile_time, lease) } else { None };
         drop(held);
-        let program = winner.unwrap_or_else(|| self.memory.keep(wanted, Arc::new(compiled.program)));
+        let program = winner.unwrap_or_else(|| self.memory.keep(wanted, compiled.program));
         Ok(Fetched { program, origin: Origin::Compiled, miss: Some(miss), lock_wait })
     }
 

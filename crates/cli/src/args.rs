@@ -276,7 +276,7 @@ pub struct PerfArgs {
     #[arg(long, value_name = "INPUT.AXIS=DIM", requires = "max_batch")]
     pub bind: Option<String>,
     /// What may answer a request whose Program is not there, in order: wait, pad-up, reference or reject
-    #[arg(long, value_name = "POLICY", default_value = "wait", requires = "max_batch")]
+    #[arg(long, value_name = "POLICY", default_value = "pad-up,wait", requires = "max_batch")]
     pub on_miss: String,
     /// Keep measured tactics, and with --max-batch compiled Programs, in this folder and take them from there
     #[arg(long, value_name = "DIR")]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use precast::{
     BucketPolicy, CacheEvent, CacheOptions, Explanation, FieldDiff, KeyRecord, Model, ModelSession, Nearest,
-    OpenOptions, ProgramCache, Signing, TuneOptions, program_records,
+    OpenOptions, ProgramCache, SessionOptions, Signing, Startup, TuneOptions, program_records,
 };
 use serde_json::{Value, json};
 
@@ -112,7 +112,8 @@ fn open_options(model: &Model, ladder: &LadderArgs, shared: &Shared) -> Result<O
     };
     let dims = ladder.dims.iter().filter(|(name, _)| !rows.iter().any(|symbol| symbol.as_str() == name));
     let dims: BTreeMap<String, i64> = dims.map(|(name, size)| (name.clone(), *size as i64)).collect();
-    Ok(OpenOptions { runner: options(shared), dims, buckets, ..OpenOptions::default() })
+    let session = SessionOptions { startup: Startup::All, ..SessionOptions::default() };
+    Ok(OpenOptions { runner: options(shared), dims, buckets, session, ..OpenOptions::default() })
 }
 
 fn explanation_text(record: &KeyRecord, explanation: &Explanation) -> String {

@@ -111,6 +111,14 @@ impl Device for CpuDevice {
     fn context(&self, workspace_bytes: u64) -> Box<dyn DeviceContext> {
         Box::new(CpuContext { pool: self.pool.clone(), arena: Arena::new(workspace_bytes as usize) })
     }
+
+    fn leave_core(&self) {
+        self.pool.leave_core();
+    }
+
+    fn take_core_back(&self) {
+        self.pool.take_core_back();
+    }
 }
 
 /// Checks that the slots of a step have the sizes that its text says, on which the kernels rely.

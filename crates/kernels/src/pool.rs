@@ -34,6 +34,9 @@ const CLAIMS_PER_RANGE: usize = 16;
 pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    /// Cores of the machine that this process may use, and those of them that runs leave to others.
+    cores: usize,
+    left_cores: AtomicUsize,
 }
 
 impl ThreadPool {
@@ -56,7 +59,8 @@ impl ThreadPool {
                 std::thread::Builder::new().name(name).spawn(move || shared.work(index)).ok()
             })
             .collect();
-        ThreadPool { shared, workers }
+        let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+        ThreadPool { shared, workers, cores, left_cores: AtomicUsize::new(0) }
     }
 
     /// How many threads take part in a `run`, the caller included.
@@ -64,10 +68,24 @@ impl ThreadPool {
         self.workers.len() + 1
     }
 
+    /// Runs leave one more core to others, until `take_core_back`. A worker that shares its core with such another is let
+    /// run for milliseconds too late, and each of the many short jobs of a run waits for it.
+    pub fn leave_core(&self) {
+        self.left_cores.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Undoes one `leave_core`.
+    pub fn take_core_back(&self) {
+        self.left_cores.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// Calls `body` once for each task index below `tasks` and returns when all are done. A panic of a task is raised
     /// again here, after the other threads have finished.
     pub fn run(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
-        let parts = self.threads().min(tasks);
+        let left_cores = self.left_cores.load(Ordering::Relaxed);
+        let threads =
+            self.threads().min(if left_cores == 0 { usize::MAX } else { self.cores - left_cores.min(self.cores) });
+        let parts = threads.min(tasks);
         if parts <= 1 || self.shared.is_busy.swap(true, Ordering::Acquire) {
             (0..tasks).for_each(body);
             return;
@@ -400,6 +418,20 @@ mod tests {
             let all: Vec<usize> = (0..parts).flat_map(|index| share(tasks, parts, index)).collect();
             assert_eq!(all, (0..tasks).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn with_every_core_left_to_others_the_caller_works_alone() {
+        let pool = ThreadPool::new(4);
+        (0..pool.cores).for_each(|_| pool.leave_core());
+        let caller = std::thread::current().id();
+        let done = AtomicUsize::new(0);
+        pool.run(100, &|_| {
+            assert_eq!(std::thread::current().id(), caller);
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        (0..pool.cores).for_each(|_| pool.take_core_back());
+        assert_eq!((done.into_inner(), counts(&pool, 9)), (100, vec![1; 9]));
     }
 
     #[test]

@@ -150,6 +150,7 @@ fn session_kind(error: &SessionError) -> ErrorKind {
         SessionError::Busy { .. }
         | SessionError::Timeout { .. }
         | SessionError::Memory(_)
+        | SessionError::Closed
         | SessionError::Thread(_) => ErrorKind::Limit,
     }
 }

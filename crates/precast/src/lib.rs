@@ -54,8 +54,8 @@ pub use precast_passes::{
 pub use precast_program::{Bucket, Port, Program, Step, TargetDescription, TuningRecord, TuningTable};
 pub use precast_session::{
     Argument, BucketPolicy, ContextWait, Counters, DimOptions, Fit, Observer, OnMiss, OnMissChain, OutputBuffer,
-    PadContent, PadGrade, Pending, Phase, Progress, Reason, RunReport, Session, SessionError, SessionOptions, Startup,
-    Tier,
+    PadContent, PadGrade, Pending, Phase, Progress, Readiness, Reason, RunReport, Session, SessionError,
+    SessionOptions, Startup, Tier,
 };
 pub use precast_tensor::{Bindings, DType, Dim, Symbol, Tensor, TensorError, Type};
 pub use program_file::{is_program_file, load_program, move_program, read_program, save_program};

@@ -79,12 +79,6 @@ impl ModelSource {
         Ok(symbolic.insert(graph).clone())
     }
 
-    /// Lets go of the symbolic Graph, which may hold folded constants that Programs have in another form. Whoever compiles
-    /// again imports again.
-    pub(crate) fn forget_graph(&self) {
-        self.symbolic.lock().unwrap_or_else(PoisonError::into_inner).take();
-    }
-
     fn canonical_graph(&self, import: &ImportOptions) -> Result<Graph, Error> {
         let imported = self.model.graph(import)?.graph;
         let graph = run_passes(&imported, CANONICAL, &self.passes)?;
@@ -139,6 +133,12 @@ impl GraphSource for ModelSource {
     fn tuning(&self, untuned: &KeyRecord, graph: Option<&Graph>) -> Result<Option<Digest>, SessionError> {
         let graph = || graph.cloned().map_or_else(|| Ok(self.graph(&untuned.bucket)?), Ok);
         self.tuning.digest(untuned, graph).map_err(|error| SessionError::Source(error.to_string()))
+    }
+
+    /// Lets go of the symbolic Graph, which may hold folded constants that Programs have in another form. Whoever compiles
+    /// again imports again.
+    fn forget_graph(&self) {
+        self.symbolic.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 

@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use precast_cache::{CacheOptions, KeyRecord, Mode, ProgramCache};
 use precast_cpu::{CpuDevice, CpuTarget, TuneOptions};
 use precast_onnx::{ImportError, ImportOptions};
 use precast_program::TuningTable;
-use precast_session::{BucketPolicy, DimOptions, RunReport, Session, SessionOptions, Startup};
+use precast_session::{BucketPolicy, DimOptions, Readiness, RunReport, Session, SessionOptions, Startup};
 use precast_tensor::{Digest, Dim, Tensor};
 
 use crate::dim_bind::DimBinds;
@@ -135,6 +136,19 @@ impl ModelSession {
         self.forms().iter().map(|form| form.session.counters().compiles()).sum()
     }
 
+    /// Waits until every open form has all its Buckets; gives what became of the first that does not.
+    pub fn wait_until_ready(&self, limit: Option<Duration>) -> Readiness {
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        for form in self.forms() {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            match form.session.wait_until_ready(left) {
+                Readiness::Ready => {}
+                other @ (Readiness::Partial | Readiness::Degraded(_)) => return other,
+            }
+        }
+        Readiness::Ready
+    }
+
     /// Outputs for these inputs, which may come in any order, and what was done.
     pub fn run(&self, inputs: &[(String, Tensor)]) -> Result<(Named, RunReport), Error> {
         let form = self.form(inputs)?;
@@ -215,8 +229,7 @@ impl ModelSession {
         session.device_label = cpu_label(options.runner.threads);
         let inputs = interface.inputs.iter().map(|input| input.name.clone()).collect();
         let (target, device, cache) = (self.target.clone(), self.device.clone(), self.cache.clone());
-        let session = Session::open(interface, source.clone(), session, target, device, cache)?;
-        source.forget_graph();
+        let session = Session::open(interface, source, session, target, device, cache)?;
         Ok(Form { session, inputs, outputs: self.model.outputs() })
     }
 

@@ -13,6 +13,10 @@ pub trait Device: Send + Sync {
     fn load(&self, program: &Arc<Program>, store: &dyn ArtifactStore) -> Result<Arc<dyn LoadedProgram>, LoadError>;
     /// Memory for runs of Programs with at most this much workspace, one run at a time.
     fn context(&self, workspace_bytes: u64) -> Box<dyn DeviceContext>;
+    /// Runs leave one more core of the host to others, until `take_core_back`. What they compute does not change.
+    fn leave_core(&self) {}
+    /// Undoes one `leave_core`.
+    fn take_core_back(&self) {}
 }
 
 /// A Program that is ready to run. Shared by all contexts of its device.

@@ -20,6 +20,18 @@ pub(crate) enum Bind {
     Missing(Vec<Bucket>),
 }
 
+/// The Buckets that were chosen for a request.
+struct Choice<'a> {
+    ladders: &'a Ladders,
+    layout: &'a Layout,
+    /// One entry a chunk.
+    entries: Vec<Arc<Entry>>,
+    epoch: u64,
+    is_cost_estimated: bool,
+    /// What would have been chosen had it been loaded.
+    missing: &'a [Bucket],
+}
+
 impl Inner {
     /// Covers along the primary dim beside these extents of the others.
     fn covers(&self, epoch: u64, extents: &[i64]) -> (Arc<CoverTable>, bool) {
@@ -64,18 +76,20 @@ impl Inner {
             Ok(entries) => entries,
             Err(missing) => return Ok(Bind::Missing(missing)),
         };
-        let binding = self.make_binding(&ladders, values, &layout, entries, epoch, is_cost_estimated, arguments)?;
+        let choice = Choice { ladders: &ladders, layout: &layout, entries, epoch, is_cost_estimated, missing: &[] };
+        let binding = self.make_binding(values, choice, arguments)?;
         self.programs.keep_binding(values.to_vec(), &binding);
         let (fit, chunks) = (binding.report.fit, binding.report.chunks);
         tracing::debug!(?values, ?fit, buckets = ?chunks.named(), epoch, "bound a new form of request");
         Ok(Bind::Ready(binding))
     }
 
-    /// A Binding on loaded Buckets only, if they can cover the request.
+    /// A Binding on loaded Buckets only, if they can cover the request, where those of the best cover are missing.
     pub(crate) fn bind_loaded(
         &self,
         values: &[i64],
         arguments: &[Argument<'_>],
+        missing: &[Bucket],
     ) -> Result<Option<Arc<Binding>>, SessionError> {
         let epoch = self.programs.epoch();
         let ladders = self.programs.read(|table| table.ladders.clone());
@@ -107,7 +121,10 @@ impl Inner {
                 buckets.iter().map(|bucket| table.entries.get(bucket).cloned()).collect::<Option<Vec<Arc<Entry>>>>()
             });
             let Some(entries) = entries else { continue };
-            let binding = self.make_binding(&loaded, values, &layout, entries, epoch, costs.is_estimated, arguments)?;
+            let is_cost_estimated = costs.is_estimated;
+            let choice = Choice { ladders: &loaded, layout: &layout, entries, epoch, is_cost_estimated, missing };
+            let binding = self.make_binding(values, choice, arguments)?;
+            self.programs.keep_binding(values.to_vec(), &binding);
             return Ok(Some(binding));
         }
         Ok(None)
@@ -115,17 +132,14 @@ impl Inner {
 
     fn make_binding(
         &self,
-        ladders: &Ladders,
         values: &[i64],
-        layout: &Layout,
-        entries: Vec<Arc<Entry>>,
-        epoch: u64,
-        is_cost_estimated: bool,
+        choice: Choice<'_>,
         arguments: &[Argument<'_>],
     ) -> Result<Arc<Binding>, SessionError> {
+        let Choice { ladders, layout, entries, epoch, is_cost_estimated, missing } = choice;
         entries.iter().for_each(|entry| self.programs.touch(entry));
         let (interface, unifier) = (&self.interface, &self.unifier);
-        let parts = Parts { interface, unifier, ladders, values, layout, entries, epoch, is_cost_estimated };
+        let parts = Parts { interface, unifier, ladders, values, layout, entries, epoch, is_cost_estimated, missing };
         Ok(Arc::new(Binding::new(parts, arguments)?))
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use precast_program::Port;
+use precast_program::{Bucket, Port};
 use precast_tensor::{Bindings, DType, Dim, Tensor};
 
 use crate::box_copy::{AxisSpan, BoxCopy};
@@ -31,6 +31,8 @@ pub(crate) struct Binding {
     pub(crate) workspace_bytes: u64,
     /// The report of an ultra-fast run.
     pub(crate) report: RunReport,
+    /// Buckets that would have been taken had they been loaded.
+    pub(crate) missing: Vec<Bucket>,
 }
 
 /// An output as the caller gets it.
@@ -78,6 +80,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) entries: Vec<Arc<Entry>>,
     pub(crate) epoch: u64,
     pub(crate) is_cost_estimated: bool,
+    pub(crate) missing: &'a [Bucket],
 }
 
 impl Binding {
@@ -144,6 +147,7 @@ impl Binding {
             staging_in_bytes,
             staging_out_bytes,
             report,
+            missing: parts.missing.to_vec(),
         })
     }
 

@@ -1,13 +1,13 @@
 //! Bringing the Program of a Bucket: its key, the cache, the compile where no tier of the cache has it, and the load.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use precast_cache::{GetError, KeyRecord, ProgramCache};
 use precast_ir::Graph;
 use precast_program::program::BUILD;
-use precast_program::{Bucket, Device, Target};
+use precast_program::{Bucket, Device, Program, Target};
 use precast_tensor::Digest;
 
 use crate::error::SessionError;
@@ -15,6 +15,10 @@ use crate::interface::{GraphDigests, GraphSource, Interface};
 use crate::programs::Entry;
 use crate::report::{Counters, Origin};
 use crate::slots::Slots;
+
+/// Bytes of constants up to which a Program is loaded before it is published. All Programs of the device then share the
+/// copy in memory; those of a Program that is loaded after it was published are the pages of its files.
+const AHEAD_BYTES_MAX: u64 = 64 << 20;
 
 /// All that bringing a Program takes.
 pub(crate) struct Bringer {
@@ -28,41 +32,164 @@ pub(crate) struct Bringer {
     pub(crate) device_label: String,
     /// Compiles at once. Taken after the locks of the cache (spec C13), and given back before the disk is waited for.
     pub(crate) compiling: Slots,
+    pub(crate) underway: Underway,
+}
+
+/// Compiles that have begun and are not published yet.
+#[derive(Default)]
+pub(crate) struct Underway {
+    state: Mutex<UnderwayState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct UnderwayState {
+    count: usize,
+    is_closed: bool,
+}
+
+/// A compile that has begun; dropped when it is published.
+struct Begun<'a>(&'a Underway);
+
+impl Underway {
+    /// No compile begins from now on.
+    pub(crate) fn close(&self) {
+        self.lock().is_closed = true;
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().is_closed
+    }
+
+    /// Waits for those that have begun.
+    pub(crate) fn wait(&self) {
+        let left = self.changed.wait_while(self.lock(), |state| state.count > 0);
+        drop(left.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn begin(&self) -> Result<Begun<'_>, SessionError> {
+        let mut state = self.lock();
+        if state.is_closed {
+            return Err(SessionError::Closed);
+        }
+        state.count += 1;
+        Ok(Begun(self))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, UnderwayState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        self.0.lock().count -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+/// A core that runs on the device leave to a compile.
+struct LeftCore<'a>(&'a dyn Device);
+
+impl LeftCore<'_> {
+    fn new(device: &dyn Device) -> LeftCore<'_> {
+        device.leave_core();
+        LeftCore(device)
+    }
+}
+
+impl Drop for LeftCore<'_> {
+    fn drop(&mut self) {
+        self.0.take_core_back();
+    }
 }
 
 impl Bringer {
-    /// The Program, loaded.
-    pub(crate) fn bring(&self, bucket: &Bucket) -> Result<Entry, SessionError> {
-        let begun = Instant::now();
-        let (record, graph) = self.record(bucket)?;
-        let make = || -> Result<_, SessionError> {
-            let _slot = self.compiling.take();
-            tracing::info!(%bucket, "compiling");
-            let graph = graph.map_or_else(|| self.source.graph(bucket), Ok)?;
-            let program = self.target.compile(&graph, bucket, self.cache.store());
-            program.map_err(|error| SessionError::Compile(Arc::new(error)))
+    /// The Program, loaded. It compiles when a slot is free.
+    pub(crate) fn bring(&self, bucket: &Bucket) -> Result<Option<Entry>, SessionError> {
+        self.bring_told(bucket, None)
+    }
+
+    /// The Program, loaded; it waits for no slot. Where it is compiled it may land before it is published: then none is
+    /// given.
+    pub(crate) fn bring_first(&self, bucket: &Bucket, land: &dyn Fn(Entry)) -> Result<Option<Entry>, SessionError> {
+        self.bring_told(bucket, Some(land))
+    }
+
+    fn bring_told(&self, bucket: &Bucket, land: Option<&dyn Fn(Entry)>) -> Result<Option<Entry>, SessionError> {
+        let brought = self.bring_counted(bucket, land);
+        match &brought {
+            Ok(_) | Err(SessionError::Closed) => {}
+            Err(error) => {
+                self.counters.count_failure();
+                tracing::warn!(%bucket, %error, "the Program could not be had");
+            }
+        }
+        brought
+    }
+
+    fn bring_counted(&self, bucket: &Bucket, land: Option<&dyn Fn(Entry)>) -> Result<Option<Entry>, SessionError> {
+        let at = Instant::now();
+        let (record, mut graph) = self.record(bucket)?;
+        let (mut begun, mut is_landed) = (None, false);
+        let fetched = loop {
+            let make = || -> Result<_, SessionError> {
+                let _slot = land.is_none().then(|| self.compiling.take());
+                begun = Some(self.underway.begin()?);
+                let _core = LeftCore::new(&*self.device);
+                tracing::info!(%bucket, "compiling");
+                let graph = graph.take().map_or_else(|| self.source.graph(bucket), Ok)?;
+                let program = self.target.compile(&graph, bucket, self.cache.store());
+                let program = Arc::new(program.map_err(|error| SessionError::Compile(Arc::new(error)))?);
+                self.counters.count_compile();
+                let constant_bytes: u64 = program.constants.iter().map(|constant| constant.bytes).sum();
+                if let Some(land) = land.filter(|_| constant_bytes <= AHEAD_BYTES_MAX) {
+                    let ms = at.elapsed().as_millis() as u64;
+                    tracing::info!(%bucket, ms, "the Program serves, and is published meanwhile");
+                    land(self.load(bucket, &program, Origin::Compiled, &record)?);
+                    is_landed = true;
+                }
+                Ok(program)
+            };
+            match self.cache.get_or(&record, make) {
+                Ok(fetched) => break fetched,
+                // Another Session on this cache was to make it for both, and was dropped.
+                Err(GetError::Make(error)) if matches!(*error, SessionError::Closed) && !self.underway.is_closed() => {}
+                Err(GetError::Make(error)) => return Err((*error).clone()),
+                Err(GetError::Missing(miss)) => return Err(miss.into()),
+            }
         };
-        let fetched = match self.cache.get_or(&record, make) {
-            Ok(fetched) => fetched,
-            Err(GetError::Make(error)) => return Err((*error).clone()),
-            Err(GetError::Missing(miss)) => return Err(miss.into()),
-        };
+        drop(begun);
         let origin = match fetched.origin {
             precast_cache::Origin::Memory | precast_cache::Origin::Disk => Origin::Loaded,
             precast_cache::Origin::Remote => Origin::Fetched,
             precast_cache::Origin::Compiled => Origin::Compiled,
         };
         match origin {
-            Origin::Compiled => self.counters.count_compile(),
+            Origin::Compiled => {}
             Origin::Warm | Origin::Loaded | Origin::Fetched => self.counters.count_load(),
         }
-        let loaded = self.device.load(&fetched.program, self.cache.store())?;
-        let ms = begun.elapsed().as_millis() as u64;
+        if is_landed {
+            return Ok(None);
+        }
+        let entry = self.load(bucket, &fetched.program, origin, &record)?;
+        let ms = at.elapsed().as_millis() as u64;
         match &fetched.miss {
             Some(miss) => tracing::info!(%bucket, ?origin, %miss, ms, "the Program is loaded"),
             None => tracing::info!(%bucket, ?origin, ms, "the Program is loaded"),
         }
-        let cost_of = format!("{} on {}", self.cache.key(&record), self.device_label);
+        Ok(Some(entry))
+    }
+
+    fn load(
+        &self,
+        bucket: &Bucket,
+        program: &Arc<Program>,
+        origin: Origin,
+        record: &KeyRecord,
+    ) -> Result<Entry, SessionError> {
+        let loaded = self.device.load(program, self.cache.store())?;
+        let cost_of = format!("{} on {}", self.cache.key(record), self.device_label);
         Ok(Entry::new(bucket.clone(), loaded, origin, Digest::of_bytes(cost_of.as_bytes())))
     }
 

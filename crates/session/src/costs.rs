@@ -80,6 +80,9 @@ impl Inner {
             if begun.elapsed() >= time {
                 break;
             }
+            if self.bringer.underway.is_closed() {
+                return Err(SessionError::Closed);
+            }
             for probe in &mut probes {
                 let time = probe.run(context.as_mut())?;
                 if round >= WARM_ROUNDS {

@@ -80,6 +80,9 @@ pub enum SessionError {
     /// The cache could not be used.
     #[error(transparent)]
     Cache(Arc<CacheError>),
+    /// The Session was dropped before the compile began.
+    #[error("the Session was closed before the Program was compiled")]
+    Closed,
     /// A thread of the Session could not be started, or died.
     #[error("{0}")]
     Thread(String),

@@ -49,6 +49,13 @@ impl ExecContext {
         self.bindings.first()
     }
 
+    /// Makes a Binding the one that runs next.
+    pub(crate) fn make_newest(&mut self, binding: &Arc<Binding>, arguments: &[Argument<'_>]) {
+        if !self.remembered(arguments).is_some_and(|known| Arc::ptr_eq(known, binding)) {
+            self.remember(binding);
+        }
+    }
+
     /// Remembers a Binding and makes room for its runs.
     pub(crate) fn remember(&mut self, binding: &Arc<Binding>) {
         self.bindings.retain(|old| old.epoch == binding.epoch);

@@ -24,6 +24,9 @@ pub trait GraphSource: Send + Sync {
     fn tuning(&self, _untuned: &KeyRecord, _graph: Option<&Graph>) -> Result<Option<Digest>, SessionError> {
         Ok(None)
     }
+
+    /// The Programs of the start are there: what Graphs are made from may go until it is asked for again.
+    fn forget_graph(&self) {}
 }
 
 impl GraphSource for Graph {

@@ -37,6 +37,6 @@ pub use output_buffer::OutputBuffer;
 pub use report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
 pub use request::Argument;
 pub use session::Session;
-pub use startup::{EtaBasis, Phase, Progress};
+pub use startup::{EtaBasis, Phase, Progress, Readiness};
 pub use submit::{Answer, Pending};
 pub use traffic::fit_extents;

@@ -76,12 +76,14 @@ impl FromStr for OnMissChain {
     }
 }
 
-/// Which Buckets are there before `open` returns. The others follow in the background.
+/// Which Buckets are there before `open` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Startup {
-    /// All.
+    /// All, and what each costs is measured.
     All,
-    /// The largest, which by padding can serve every request.
+    /// The largest, which by padding can serve every request. The others follow in the background and are taken into use as
+    /// they come, then all are measured; `Session::wait_until_ready` waits for that. Meanwhile requests pad up where
+    /// `on_miss` says so first.
     Largest,
     /// None: each is loaded or compiled when it is asked for.
     Lazy,
@@ -124,7 +126,8 @@ pub struct SessionOptions {
     pub background: bool,
     /// Which Buckets are there before `open` returns.
     pub startup: Startup,
-    /// Programs that are compiled at once; more may be loaded or published meanwhile.
+    /// Programs that are compiled at once; more may be loaded or published meanwhile. While requests are served already
+    /// (`Startup::Largest`), one core is left to them.
     pub jobs: usize,
     /// Measure what each Bucket costs when the Session is opened, where the cache does not know it yet.
     pub measures: bool,
@@ -156,10 +159,10 @@ impl Default for SessionOptions {
         SessionOptions {
             dims: BTreeMap::new(),
             split_dim: None,
-            on_miss: OnMiss::Wait.into(),
+            on_miss: OnMissChain(vec![OnMiss::PadUp, OnMiss::Wait]),
             on_miss_timeout: None,
             background: true,
-            startup: Startup::All,
+            startup: Startup::Largest,
             jobs: cores.min(8),
             measures: true,
             buckets_max: 64,

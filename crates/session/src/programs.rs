@@ -73,8 +73,9 @@ impl Flight {
         }
     }
 
+    /// The first landing counts.
     fn land(&self, result: Result<Arc<Entry>, SessionError>) {
-        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        self.result.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(result);
         self.landed.notify_all();
     }
 }
@@ -175,11 +176,12 @@ impl Programs {
         }
     }
 
-    /// A Program, on its way from now on if it was not yet. `bring` runs on a thread of its own.
+    /// A Program, on its way from now on if it was not yet. `bring` runs on a thread of its own. It is given a way to land
+    /// the Program before it is done with it; then it gives none.
     pub(crate) fn request(
         self: &Arc<Self>,
         bucket: &Bucket,
-        bring: impl FnOnce() -> Result<Entry, SessionError> + Send + 'static,
+        bring: impl FnOnce(&dyn Fn(Entry)) -> Result<Option<Entry>, SessionError> + Send + 'static,
     ) -> Arc<Flight> {
         let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(flight) = flights.get(bucket) {
@@ -198,22 +200,26 @@ impl Programs {
         }
         flights.insert(bucket.clone(), flight.clone());
         drop(flights);
-        let (programs, landing, bucket) = (
-            self.clone(),
-            Landing { flight: flight.clone(), programs: self.clone(), bucket: bucket.clone() },
-            bucket.clone(),
-        );
+        let programs = self.clone();
+        let landing = Landing { flight: flight.clone(), programs: self.clone(), bucket: bucket.clone() };
         let work = move || {
             let slot = programs.slots.take();
-            let result = bring();
+            let result = bring(&|entry| landing.land(Ok(entry)));
             drop(slot);
-            landing.land(&bucket, result);
+            result.transpose().into_iter().for_each(|result| landing.land(result));
         };
         let thread = std::thread::Builder::new().name("precast-compile".to_string()).spawn(work);
         if let Err(error) = thread {
             flight.land(Err(SessionError::Thread(format!("no thread to compile on: {error}"))));
         }
         flight
+    }
+
+    /// Lands every flight now, with the word that the Session is closed.
+    pub(crate) fn give_up(&self) {
+        let flights: Vec<Arc<Flight>> =
+            self.flights.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        flights.iter().for_each(|flight| flight.land(Err(SessionError::Closed)));
     }
 
     /// Buckets on their way.
@@ -278,11 +284,11 @@ struct Landing {
 }
 
 impl Landing {
-    fn land(self, bucket: &Bucket, result: Result<Entry, SessionError>) {
+    fn land(&self, result: Result<Entry, SessionError>) {
         let result = match result {
             Ok(entry) => Ok(self.programs.enter(entry)),
             Err(error) => {
-                self.programs.fail(bucket, &error);
+                self.programs.fail(&self.bucket, &error);
                 Err(error)
             }
         };

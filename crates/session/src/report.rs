@@ -194,6 +194,7 @@ pub struct Counters {
     pad_rows: AtomicU64,
     chunks: AtomicU64,
     compiles: AtomicU64,
+    failures: AtomicU64,
     loads: AtomicU64,
     context_waits: AtomicU64,
 }
@@ -217,12 +218,21 @@ impl Counters {
         self.compiles.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(crate) fn count_failure(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn count_load(&self) {
         self.loads.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count_context_wait(&self) {
         self.context_waits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Requests that have come to an end, in an answer or an error.
+    pub fn requests(&self) -> u64 {
+        self.tiers.iter().map(|tier| tier.load(Ordering::Relaxed)).sum::<u64>() + self.errors()
     }
 
     /// Runs of a tier.
@@ -258,6 +268,11 @@ impl Counters {
     /// Programs compiled.
     pub fn compiles(&self) -> u64 {
         self.compiles.load(Ordering::Relaxed)
+    }
+
+    /// Programs that could not be compiled, fetched or loaded, in the background or for a request.
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
     }
 
     /// Programs that came from the cache.

@@ -13,7 +13,7 @@ use precast_tensor::Tensor;
 
 use crate::bind::Bind;
 use crate::binding::Binding;
-use crate::bring::Bringer;
+use crate::bring::{Bringer, Underway};
 use crate::error::SessionError;
 use crate::exec_context::{Contexts, Taken};
 use crate::interface::{GraphSource, Interface};
@@ -23,29 +23,52 @@ use crate::programs::{Flight, Programs};
 use crate::report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
 use crate::request::{Argument, Unifier, check_sizes, is_aligned, tensors_of};
 use crate::slots::Slots;
-use crate::startup::{Phase, Progress, wait_for};
+use crate::startup::ReadyCell;
 use crate::submit::{Pending, Workers};
 use crate::traffic::Traffic;
 
 /// A model opened on a device. Shared by any number of threads.
 pub struct Session {
     pub(crate) inner: Arc<Inner>,
+    /// Dropped before `closing`: what was submitted is answered first.
     workers: Workers,
+    /// Dropped for what that does.
+    _closing: Closing,
+}
+
+/// Ends what the Session does in the background. Compiles that have not begun are given up; the others are waited for, so
+/// that what is compiled is published.
+struct Closing {
+    inner: Arc<Inner>,
+    starting: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.inner.bringer.underway.close();
+        self.inner.ready.close();
+        self.inner.programs.give_up();
+        if let Some(thread) = self.starting.take() {
+            let _ = thread.join();
+        }
+        self.inner.bringer.underway.wait();
+    }
 }
 
 /// What a Session and its background threads share.
 pub(crate) struct Inner {
     pub(crate) interface: Arc<Interface>,
-    source: Arc<dyn GraphSource>,
+    pub(crate) source: Arc<dyn GraphSource>,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) cache: Arc<ProgramCache>,
     pub(crate) options: SessionOptions,
-    bringer: Arc<Bringer>,
+    pub(crate) bringer: Arc<Bringer>,
     pub(crate) unifier: Unifier,
     pub(crate) programs: Arc<Programs>,
     pub(crate) contexts: Contexts,
     pub(crate) counters: Arc<Counters>,
     pub(crate) traffic: Traffic,
+    pub(crate) ready: ReadyCell,
     /// An input and axis whose size tells requests apart cheaply.
     form_place: Option<(usize, usize)>,
 }
@@ -59,7 +82,8 @@ enum Prepared {
 }
 
 impl Session {
-    /// Opens a model. By `options.startup` Buckets are loaded, and compiled where the cache does not have them.
+    /// Opens a model. By `options.startup` Buckets are loaded, and compiled where the cache does not have them. Dropping the
+    /// Session gives up compiles that have not begun, and waits until what was compiled is published.
     pub fn open(
         interface: Interface,
         source: Arc<dyn GraphSource>,
@@ -81,7 +105,8 @@ impl Session {
             counters: counters.clone(),
             target_options: options.target_options.clone(),
             device_label: options.device_label.clone(),
-            compiling: Slots::new(options.jobs),
+            compiling: Slots::new(compiles_max(&options)),
+            underway: Underway::default(),
         };
         let inner = Inner {
             unifier: Unifier::new(&interface),
@@ -91,6 +116,7 @@ impl Session {
             bringer: Arc::new(bringer),
             counters,
             traffic,
+            ready: ReadyCell::default(),
             interface,
             source,
             device,
@@ -98,9 +124,10 @@ impl Session {
             options,
         };
         let workers = Workers::new(inner.options.contexts, inner.options.waiting_max);
-        let session = Session { inner: Arc::new(inner), workers };
-        session.inner.start(begun)?;
-        Ok(session)
+        let inner = Arc::new(inner);
+        let mut closing = Closing { inner: inner.clone(), starting: None };
+        closing.starting = inner.start(begun)?;
+        Ok(Session { inner, workers, _closing: closing })
     }
 
     /// Opens a symbolic Graph.
@@ -141,7 +168,7 @@ impl Session {
         self.inner.programs.read(|table| table.entries.keys().cloned().collect())
     }
 
-    /// Buckets that are being loaded or compiled in the background.
+    /// Buckets that are being loaded, compiled or published in the background.
     pub fn in_flight(&self) -> Vec<Bucket> {
         self.inner.programs.in_flight()
     }
@@ -194,35 +221,6 @@ impl Session {
 }
 
 impl Inner {
-    /// Brings the Buckets that `startup` asks for.
-    fn start(self: &Arc<Self>, begun: Instant) -> Result<(), SessionError> {
-        let buckets = match self.options.startup {
-            Startup::Lazy => Vec::new(),
-            Startup::All | Startup::Largest => self.programs.read(|table| table.ladders.all()),
-        };
-        let flights: Vec<(Bucket, Arc<Flight>)> =
-            buckets.iter().map(|bucket| (bucket.clone(), self.request(bucket))).collect();
-        let needed = if self.options.startup == Startup::Largest { flights.len().min(1) } else { flights.len() };
-        let compiled = wait_for(&flights[..needed], begun, &|progress| self.tell(progress))?;
-        self.check_memory()?;
-        self.recall_costs();
-        let has_choice = self.programs.read(|table| table.ladders.primary_extents().len() > 1);
-        if self.options.measures && has_choice && self.options.startup == Startup::All {
-            let done = flights.len();
-            let progress = |phase| Progress { done, compiled, ..Progress::new(phase, done, begun) };
-            self.tell(&progress(Phase::Measuring));
-            self.measure_costs()?;
-            self.tell(&progress(Phase::Ready));
-        }
-        Ok(())
-    }
-
-    fn tell(&self, progress: &Progress) {
-        if let Some(observer) = &self.options.progress.0 {
-            observer(progress);
-        }
-    }
-
     pub(crate) fn run(&self, inputs: &[Tensor]) -> Result<(Vec<Tensor>, RunReport), SessionError> {
         let arguments: Vec<Argument<'_>> = inputs.iter().map(Argument::from).collect();
         let answer = if is_aligned(&arguments) {
@@ -246,9 +244,7 @@ impl Inner {
                 let mut taken = self.take(arguments)?;
                 let mut buffers = binding.output_buffers();
                 let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(crate::OutputBuffer::as_bytes_mut).collect();
-                if !taken.get().remembered(arguments).is_some_and(|known| Arc::ptr_eq(known, &binding)) {
-                    taken.get().remember(&binding);
-                }
+                taken.get().make_newest(&binding, arguments);
                 self.run_taken(&mut taken, arguments, &mut slices)?;
                 drop(taken);
                 let reason = if tier == Tier::Fast { Reason::OwnedOutputs } else { reason };
@@ -275,7 +271,7 @@ impl Inner {
         let mut taken = self.take(arguments)?;
         let mut reason = Reason::FirstOnContext;
         if let Some(binding) = taken.get().remembered(arguments) {
-            if binding.epoch == epoch && is_aligned(arguments) {
+            if binding.epoch == epoch && binding.missing.is_empty() && is_aligned(arguments) {
                 let report = binding.report;
                 check_outputs(binding, outputs)?;
                 self.run_taken(&mut taken, arguments, outputs)?;
@@ -295,7 +291,7 @@ impl Inner {
             Prepared::Bound(binding, tier, origin, slow) => {
                 check_outputs(&binding, outputs)?;
                 let mut taken = self.take(arguments)?;
-                taken.get().remember(&binding);
+                taken.get().make_newest(&binding, arguments);
                 self.run_taken(&mut taken, arguments, outputs)?;
                 let reason = if tier == Tier::Fast { reason } else { slow };
                 Ok(RunReport { tier, origin, reason, ..binding.report })
@@ -348,8 +344,15 @@ impl Inner {
             return self.answer_empty(&values, primary);
         }
         let missing = match self.bind(&values, arguments) {
-            Ok(Bind::Ready(binding)) => {
+            Ok(Bind::Ready(binding)) if binding.missing.is_empty() => {
                 return Ok(Prepared::Bound(binding, Tier::Fast, Origin::Warm, Reason::FirstOnContext));
+            }
+            Ok(Bind::Ready(binding)) => {
+                // What failed is tried again after a while; what is on its way is not asked for twice.
+                if self.options.background {
+                    self.request_all(&binding.missing);
+                }
+                return Ok(Prepared::Bound(binding, Tier::Standard, Origin::Warm, Reason::PadUp));
             }
             Ok(Bind::Missing(buckets)) => buckets,
             Err(SessionError::OutOfRange(reason)) => {
@@ -374,7 +377,7 @@ impl Inner {
         tracing::debug!(bucket = %missing[0], chain = ?self.options.on_miss.0, "the Program is not loaded");
         for link in &self.options.on_miss.0 {
             let prepared = match link {
-                OnMiss::PadUp => match self.bind_loaded(values, arguments)? {
+                OnMiss::PadUp => match self.bind_loaded(values, arguments, missing)? {
                     Some(binding) => Prepared::Bound(binding, Tier::Standard, Origin::Warm, Reason::PadUp),
                     None => continue,
                 },
@@ -449,9 +452,26 @@ impl Inner {
     }
 
     /// A Program on its way.
-    fn request(&self, bucket: &Bucket) -> Arc<Flight> {
+    pub(crate) fn request(&self, bucket: &Bucket) -> Arc<Flight> {
         let (bringer, wanted) = (self.bringer.clone(), bucket.clone());
-        self.programs.request(bucket, move || bringer.bring(&wanted))
+        self.programs.request(bucket, move |_| bringer.bring(&wanted))
+    }
+
+    /// The Program that requests wait for: it compiles at once, and serves before it is published.
+    pub(crate) fn request_first(&self, bucket: &Bucket) -> Arc<Flight> {
+        let (bringer, wanted) = (self.bringer.clone(), bucket.clone());
+        self.programs.request(bucket, move |land| bringer.bring_first(&wanted, land))
+    }
+}
+
+/// Compiles at once. While requests are served they leave a core to them; the first Bucket has a place of its own.
+fn compiles_max(options: &SessionOptions) -> usize {
+    match options.startup {
+        Startup::All | Startup::Lazy => options.jobs,
+        Startup::Largest => {
+            let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+            options.jobs.min(cores - 1).max(1)
+        }
     }
 }
 

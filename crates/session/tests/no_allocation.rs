@@ -7,7 +7,7 @@ use precast_cache::{CacheOptions, Mode, ProgramCache};
 use precast_cpu::{CpuDevice, CpuTarget, Isa};
 use precast_ir::attr::NoConstants;
 use precast_ir::text;
-use precast_session::{Argument, BucketPolicy, DimOptions, OutputBuffer, Session, SessionOptions, Tier};
+use precast_session::{Argument, BucketPolicy, DimOptions, OutputBuffer, Session, SessionOptions, Startup, Tier};
 use precast_tensor::Tensor;
 
 const ROWS: &str = r#"graph "rows"(%0 "x": f32[n,2], %1 "s": f32[]) {
@@ -20,7 +20,7 @@ const ROWS: &str = r#"graph "rows"(%0 "x": f32[n,2], %1 "s": f32[]) {
 
 #[test]
 fn the_ultra_fast_path_allocates_nothing() {
-    let mut options = SessionOptions { measures: false, ..SessionOptions::default() };
+    let mut options = SessionOptions { measures: false, startup: Startup::All, ..SessionOptions::default() };
     options.dims.insert("n".to_string(), DimOptions { buckets: BucketPolicy::PowersOfTwo { max: 8 } });
     let cache = ProgramCache::open(CacheOptions { mode: Mode::Off, ..CacheOptions::new("") }).unwrap();
     let target = Arc::new(CpuTarget::new(Isa::detect(), 1, Default::default()));

@@ -52,9 +52,10 @@ fn target() -> Arc<CpuTarget> {
     Arc::new(CpuTarget::new(Isa::detect(), 1, Default::default()))
 }
 
-/// Options with Buckets for `n`. Costs are not measured, so that the choice of Buckets does not depend on the machine.
+/// Options with Buckets for `n`, all there when it is open. Costs are not measured, so that the choice of Buckets does not
+/// depend on the machine.
 fn options(buckets: BucketPolicy) -> SessionOptions {
-    let mut options = SessionOptions { measures: false, ..SessionOptions::default() };
+    let mut options = SessionOptions { measures: false, startup: Startup::All, ..SessionOptions::default() };
     options.dims.insert("n".to_string(), DimOptions { buckets });
     options
 }

@@ -8,8 +8,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use precast::{
-    Argument, BucketPolicy, CacheMode, CacheOptions, Form, Model, OutputBuffer, ProgramCache, RunnerOptions, Session,
-    SessionOptions, Startup, Tensor, Tier,
+    Argument, BucketPolicy, CacheMode, CacheOptions, Form, Model, OutputBuffer, ProgramCache, Readiness, Reason,
+    RunnerOptions, Session, SessionOptions, Startup, Tensor, Tier,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -72,9 +72,25 @@ struct Overhead {
 #[derive(Serialize)]
 struct Cold {
     requests: usize,
-    buckets_s: f64,
-    compile_per_shape_s: f64,
+    buckets: ColdStream,
+    compile_per_shape: ColdStream,
     times_sooner: f64,
+}
+
+/// One stream of it.
+#[derive(Serialize)]
+struct ColdStream {
+    /// From opening the file to the last answer.
+    spent_s: f64,
+    /// When the first request could run.
+    first_request_s: f64,
+    /// When nothing was left to do in the background.
+    ready_s: f64,
+    /// Time on all cores until then.
+    cpu_s: f64,
+    /// Programs that were there at the last answer, and requests that ran on larger ones than they would have then.
+    buckets_ready: usize,
+    padded_up: u64,
 }
 
 /// A ragged stream on loaded Programs.
@@ -116,8 +132,17 @@ pub fn run(arguments: &SessionArguments) -> Result<()> {
     );
     let cold = measure_cold(many)?;
     eprintln!(
-        "cold stream of {} requests: {:.2} s with Buckets, {:.2} s with a compile a shape: {:.1} times sooner",
-        cold.requests, cold.buckets_s, cold.compile_per_shape_s, cold.times_sooner
+        "cold stream of {} requests: {:.3} s with Buckets (the first could run at {:.3} s, all was there at {:.3} s, {} \
+         padded up, {:.2} s of CPU), {:.3} s with a compile a shape ({:.2} s of CPU): {:.1} times sooner",
+        cold.requests,
+        cold.buckets.spent_s,
+        cold.buckets.first_request_s,
+        cold.buckets.ready_s,
+        cold.buckets.padded_up,
+        cold.buckets.cpu_s,
+        cold.compile_per_shape.spent_s,
+        cold.compile_per_shape.cpu_s,
+        cold.times_sooner
     );
     let warm = measure_warm(many)?;
     eprintln!(
@@ -175,7 +200,7 @@ fn measure_overhead() -> Result<Overhead> {
     let x = Tensor::from_vec([4, 16], vec![0.5_f32; 64])?;
     let mut output = OutputBuffer::new(256);
 
-    let mut session = SessionOptions { measures: false, ..SessionOptions::default() };
+    let mut session = SessionOptions { startup: Startup::All, measures: false, ..SessionOptions::default() };
     session.dims.insert("n".to_string(), precast::DimOptions { buckets: BucketPolicy::PowersOfTwo { max: 4 } });
     let cache = ProgramCache::open(CacheOptions { mode: CacheMode::Off, ..CacheOptions::new("") })?;
     let session = Session::open_graph(&graph, session, target, device.clone(), Arc::new(cache))?;
@@ -255,27 +280,48 @@ fn sizes(count: usize) -> impl Iterator<Item = usize> {
 /// An empty cache, opening included, against a Program compiled for each size when it first comes.
 fn measure_cold(model: &ModelEntry) -> Result<Cold> {
     let file = fetch::model_file(model)?;
-    let time = |buckets: BucketPolicy| -> Result<f64> {
+    // Made before the clock starts: a Session that compiles in the background must not gain time by it.
+    let requests = {
+        let lazy = SessionOptions { startup: Startup::Lazy, ..SessionOptions::default() };
+        let cache = Arc::new(ProgramCache::open(CacheOptions::memory())?);
+        let (_model, form) = opened::open(model, &Model::open(&file)?, BucketPolicy::Exact, lazy, &cache)?;
+        Requests::new(model, &form)?
+    };
+    let time = |buckets: BucketPolicy, startup: Startup| -> Result<ColdStream> {
         let folder = tempfile::tempdir()?;
+        let cpu_s = cpu_seconds()?;
         let begun = Instant::now();
         let opened = Model::open(&file)?;
-        let startup = if buckets == BucketPolicy::Exact { Startup::Lazy } else { Startup::All };
         let session = SessionOptions { startup, ..SessionOptions::default() };
         let cache = opened::cache_in(&folder.path().join("cache"))?;
         let (_model, form) = opened::open(model, &opened, buckets, session, &cache)?;
-        let mut spent = begun.elapsed().as_secs_f64();
-        let requests = Requests::new(model, &form)?;
-        let begun = Instant::now();
+        let first_request_s = begun.elapsed().as_secs_f64();
         for at in sizes(COLD_REQUESTS) {
             form.session().run(&requests.inputs[at])?;
         }
-        spent += begun.elapsed().as_secs_f64();
-        Ok(spent)
+        let spent_s = begun.elapsed().as_secs_f64();
+        let session = form.session();
+        let (buckets_ready, padded_up) = (session.loaded().len(), session.counters().reasons(Reason::PadUp));
+        ensure!(matches!(session.wait_until_ready(None), Readiness::Ready), "a Bucket failed");
+        let ready_s = begun.elapsed().as_secs_f64();
+        let cpu_s = cpu_seconds()? - cpu_s;
+        Ok(ColdStream { spent_s, first_request_s, ready_s, cpu_s, buckets_ready, padded_up })
     };
-    let buckets_s = time(BucketPolicy::PowersOfTwo { max: MAX_BATCH as i64 })?;
-    let compile_per_shape_s = time(BucketPolicy::Exact)?;
-    let times_sooner = compile_per_shape_s / buckets_s;
-    Ok(Cold { requests: COLD_REQUESTS, buckets_s, compile_per_shape_s, times_sooner })
+    let buckets = time(BucketPolicy::PowersOfTwo { max: MAX_BATCH as i64 }, Startup::Largest)?;
+    let compile_per_shape = time(BucketPolicy::Exact, Startup::Lazy)?;
+    let times_sooner = compile_per_shape.spent_s / buckets.spent_s;
+    Ok(Cold { requests: COLD_REQUESTS, buckets, compile_per_shape, times_sooner })
+}
+
+/// Time that all threads of this process have run.
+fn cpu_seconds() -> Result<f64> {
+    /// Unit of the times in /proc.
+    const TICKS_PER_S: f64 = 100.0;
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    // The name, in parentheses, may have spaces.
+    let (_, fields) = stat.rsplit_once(')').context("no name in /proc/self/stat")?;
+    let ticks = fields.split_whitespace().skip(11).take(2).map(|field| Ok(field.parse::<f64>()?)).sum::<Result<f64>>();
+    Ok(ticks? / TICKS_PER_S)
 }
 
 /// The same stream on Buckets and on exact Programs, in turns.
@@ -284,7 +330,8 @@ fn measure_warm(model: &ModelEntry) -> Result<Warm> {
     let cache = opened::cache_in(&folder.path().join("cache"))?;
     let opened_model = Model::open(&fetch::model_file(model)?)?;
     let buckets = BucketPolicy::PowersOfTwo { max: MAX_BATCH as i64 };
-    let (_bucketed, bucketed) = opened::open(model, &opened_model, buckets, SessionOptions::default(), &cache)?;
+    let all = SessionOptions { startup: Startup::All, ..SessionOptions::default() };
+    let (_bucketed, bucketed) = opened::open(model, &opened_model, buckets, all, &cache)?;
     let exact = SessionOptions { startup: Startup::Lazy, measures: false, ..SessionOptions::default() };
     let (_exact, exact) = opened::open(model, &opened_model, BucketPolicy::Exact, exact, &cache)?;
     let mut requests = Requests::new(model, &exact)?;
@@ -345,7 +392,8 @@ fn measure_opening(model: &ModelEntry) -> Result<Opening> {
 fn open_buckets(model: &ModelEntry, file: &Path, root: &Path) -> Result<(precast::ModelSession, Arc<Form>)> {
     let opened_model = Model::open(file)?;
     let buckets = BucketPolicy::PowersOfTwo { max: MAX_BATCH as i64 };
-    opened::open(model, &opened_model, buckets, SessionOptions::default(), &opened::cache_in(root)?)
+    let all = SessionOptions { startup: Startup::All, ..SessionOptions::default() };
+    opened::open(model, &opened_model, buckets, all, &opened::cache_in(root)?)
 }
 
 fn open_once(name: &str, root: &Path) -> Result<()> {

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use precast::{BucketPolicy, CacheOptions, Model, ModelSession, OpenOptions, ProgramCache, RunnerOptions, Tensor};
+use precast::{
+    BucketPolicy, CacheOptions, Model, ModelSession, OpenOptions, ProgramCache, RunnerOptions, SessionOptions, Startup,
+    Tensor,
+};
 use precast_onnx::proto::{
     DataType, DimensionProto, DimensionValue, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
     TensorShapeProto, TensorTypeProto, TypeProto, TypeValue, ValueInfoProto,
@@ -29,6 +32,8 @@ impl Subject {
         OpenOptions {
             runner: RunnerOptions { threads: 1, ..RunnerOptions::default() },
             buckets: BucketPolicy::PowersOfTwo { max: self.max_batch },
+            // Compiles are counted when it is open.
+            session: SessionOptions { startup: Startup::All, ..SessionOptions::default() },
             ..OpenOptions::default()
         }
     }

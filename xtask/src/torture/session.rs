@@ -200,7 +200,7 @@ fn torture_model(entry: &ModelEntry, runs: Option<u64>) -> Result<ModelReport> {
     let model = Model::open(&fetch::model_file(entry)?)?;
     let folder = tempfile::tempdir()?;
     let cache = opened::cache_in(&folder.path().join("cache"))?;
-    let exact = SessionOptions { measures: false, ..SessionOptions::default() };
+    let exact = SessionOptions { startup: Startup::All, measures: false, ..SessionOptions::default() };
     let (_exact_model, exact) = opened::open(entry, &model, BucketPolicy::Exact, exact, &cache)?;
     let row_time = time_of_a_row(entry, &exact)?;
     let max = if row_time < SMALL_ROW { MAX_SMALL } else { MAX_HEAVY };
@@ -220,8 +220,8 @@ fn torture_model(entry: &ModelEntry, runs: Option<u64>) -> Result<ModelReport> {
     let is_large = cases.last().is_some_and(|case| bytes_of(&case.expected) > OWN_BYTES_MAX);
     let buckets = BucketPolicy::PowersOfTwo { max: max as i64 };
     let wait = ContextWait::Block(Duration::from_secs(600));
-    let all =
-        SessionOptions { contexts: if is_large { 1 } else { 4 }, contexts_wait: wait, ..SessionOptions::default() };
+    let contexts = if is_large { 1 } else { 4 };
+    let all = SessionOptions { startup: Startup::All, contexts, contexts_wait: wait, ..SessionOptions::default() };
     let (_open_all, open_all) = opened::open(entry, &model, buckets.clone(), all.clone(), &cache)?;
     let chain = OnMissChain(vec![OnMiss::PadUp, OnMiss::Reference]);
     // Reference evaluation of a large model takes minutes; such a model waits.
