@@ -49,7 +49,10 @@ fn a_ragged_stream_runs_on_buckets_and_the_cache_keeps_them() {
     let command = "perf m.onnx --max-batch 4 --batches 1..9 --duration 0 --iterations 60 --cache programs";
     let first = bench.json(command);
     assert_eq!((&first["buckets"], &first["compiles"]), (&json!([1, 2, 4]), &json!(3)));
-    assert_eq!(first["tiers"]["standard"], json!(0));
+    // How many ran before the other Buckets were there depends on the machine.
+    assert!((1..=3).contains(&first["buckets_ready"].as_u64().unwrap()), "{first}");
+    let tiers: u64 = first["tiers"].as_object().unwrap().values().map(|count| count.as_u64().unwrap()).sum();
+    assert_eq!(json!(tiers), first["requests"]);
     let rows: u64 = first["rows"].as_array().unwrap().iter().map(|row| row["runs"].as_u64().unwrap()).sum();
     assert_eq!(json!(rows), first["requests"]);
     assert_eq!(bench.json(command)["compiles"], json!(0));
