@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use precast::{
-    BucketPolicy, CacheOptions, Model, ModelSession, OpenOptions, ProgramCache, RunnerOptions, SessionOptions, Startup,
-    Tensor,
+    BucketPolicy, CacheOptions, Model, ModelSession, OpenOptions, ProgramCache, Readiness, RunnerOptions, Tensor,
 };
 use precast_onnx::proto::{
     DataType, DimensionProto, DimensionValue, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
@@ -32,8 +31,6 @@ impl Subject {
         OpenOptions {
             runner: RunnerOptions { threads: 1, ..RunnerOptions::default() },
             buckets: BucketPolicy::PowersOfTwo { max: self.max_batch },
-            // Compiles are counted when it is open.
-            session: SessionOptions { startup: Startup::All, ..SessionOptions::default() },
             ..OpenOptions::default()
         }
     }
@@ -53,9 +50,13 @@ impl Subject {
         Model::open(&self.model).with_context(|| format!("'{}'", self.model.display()))
     }
 
-    /// A Session on a cache.
+    /// A Session on a cache that serves early, as Sessions do, and is ready: compiles are counted.
     pub fn open(&self, cache: Arc<ProgramCache>) -> Result<ModelSession> {
-        Ok(ModelSession::open_on(&self.open_model()?, &self.options(), cache)?)
+        let session = ModelSession::open_on(&self.open_model()?, &self.options(), cache)?;
+        match session.wait_until_ready(None) {
+            Readiness::Ready => Ok(session),
+            other @ (Readiness::Partial | Readiness::Degraded(_)) => bail!("not ready: {other:?}"),
+        }
     }
 
     /// Every bit of every answer to the requests, as digests.
