@@ -119,7 +119,7 @@ pub(crate) fn drive<'a>(
     }
     let (isa, tile) = (exec.isa(), tile_shape(exec.isa()));
     let (tiles, panels) = (row_tiles(isa, shape.m), shape.n.div_ceil(tile.cols));
-    let threads = if estimate_ns(shape, packs_b) < SPLIT_NS { 1 } else { exec.threads() };
+    let threads = if estimate_ns(shape, packs_a, packs_b) < SPLIT_NS { 1 } else { exec.threads() };
     let grid = choose_grid(threads, tile, [shape.items, tiles, panels]);
     let parts = grid.iter().product();
     let part_scratch = part_scratch_len(isa, shape, packs_a, packs_b);
@@ -166,10 +166,11 @@ pub(crate) fn drive_alone(
 
 /// A rough time for one thread: arithmetic at 100 flops and weights at 20 bytes a nanosecond. Packed weights of a batch are
 /// read once.
-fn estimate_ns(shape: &DriveShape, packs_b: bool) -> usize {
+fn estimate_ns(shape: &DriveShape, packs_a: bool, packs_b: bool) -> usize {
     let products = shape.items.saturating_mul(shape.m).saturating_mul(shape.n).saturating_mul(shape.k);
     let matrices = if packs_b { shape.items } else { 1 };
-    products / 50 + matrices.saturating_mul(shape.n).saturating_mul(shape.k) / 5
+    let left = if packs_a { 0 } else { shape.m.saturating_mul(shape.k) };
+    products / 50 + matrices.saturating_mul(shape.n).saturating_mul(shape.k).saturating_add(left) / 5
 }
 
 /// Cuts items, row tiles and panels so that the largest part is cheapest; ties go to items, then to panels.
