@@ -19,11 +19,11 @@ fn main() {
         (1, 3072, 768),
         (1, 1000, 2048),
     ] {
-        time_bf16(Isa::detect(), m, n, k);
+        time_gemm(Isa::detect(), Arithmetic::Bf16, m, n, k, true);
         for (isa, is_b_packed) in [(Isa::Avx512, true), (Isa::Avx512, false), (Isa::Avx2, true), (Isa::Portable, true)]
         {
             if isa.is_supported() {
-                time_gemm(isa, m, n, k, is_b_packed);
+                time_gemm(isa, Arithmetic::F32, m, n, k, is_b_packed);
             }
         }
     }
@@ -34,10 +34,13 @@ fn main() {
     }
 }
 
-fn time_gemm(isa: Isa, m: usize, n: usize, k: usize, is_b_packed: bool) {
+fn time_gemm(isa: Isa, arithmetic: Arithmetic, m: usize, n: usize, k: usize, is_b_packed: bool) {
     let (a, b) = (vec![0.5_f32; m * k], vec![0.25_f32; k * n]);
     let plain = MatrixB::Rows { data: &b, stride: n };
-    let packed = pack_b(isa, k, n, plain);
+    let packed = match arithmetic {
+        Arithmetic::F32 => pack_b(isa, k, n, plain),
+        Arithmetic::Bf16 => pack_b_words(isa, k, n, plain),
+    };
     let right = if is_b_packed { MatrixB::Packed(&packed) } else { plain };
     let left = MatrixA::Rows { data: &a, stride: k };
     let bias = vec![1.0_f32; n];
@@ -46,29 +49,14 @@ fn time_gemm(isa: Isa, m: usize, n: usize, k: usize, is_b_packed: bool) {
     let speeds = [1, 2].map(|threads| {
         let pool = ThreadPool::new(threads);
         let Some(exec) = Exec::new(isa, &pool) else { return 0.0 };
-        let mut scratch = vec![0.0; gemm_scratch_len(isa, threads, m, n, k, left.packing(), right.packing())];
-        gflops(2 * m * n * k, || gemm(exec, m, n, k, left, right, &mut c, n, &epilogue, &mut scratch))
-    });
-    let form = if is_b_packed { "packed" } else { "plain B" };
-    println!("{:<34} {:>10} {:>9.1} {:>9.1} {form:>9}", format!("{m} x {n} x {k}"), isa.name(), speeds[0], speeds[1]);
-}
-
-fn time_bf16(isa: Isa, m: usize, n: usize, k: usize) {
-    let (a, b) = (vec![0.5_f32; m * k], vec![0.25_f32; k * n]);
-    let packed = pack_b_words(isa, k, n, MatrixB::Rows { data: &b, stride: n });
-    let (left, right) = (MatrixA::Rows { data: &a, stride: k }, MatrixB::Packed(&packed));
-    let bias = vec![1.0_f32; n];
-    let epilogue = Epilogue { bias: Bias::Columns(&bias), ..Epilogue::default() };
-    let mut c = vec![0.0_f32; m * n];
-    let speeds = [1, 2].map(|threads| {
-        let pool = ThreadPool::new(threads);
-        let Some(exec) = Exec::new(isa, &pool) else { return 0.0 };
-        let (arithmetic, sizes) = (Arithmetic::Bf16, [m, n, k]);
+        let sizes = [m, n, k];
         let len = gemm_scratch_len_in(arithmetic, isa, threads, sizes, left.packing(), right.packing());
         let mut scratch = vec![0.0; len];
         gflops(2 * m * n * k, || gemm_in(arithmetic, exec, sizes, left, right, &mut c, n, &epilogue, &mut scratch))
     });
-    println!("{:<34} {:>10} {:>9.1} {:>9.1} {:>9}", format!("{m} x {n} x {k}"), "bf16", speeds[0], speeds[1], "packed");
+    let form = if is_b_packed { "packed" } else { "plain B" };
+    let name = if arithmetic == Arithmetic::Bf16 { "bf16" } else { isa.name() };
+    println!("{:<34} {name:>10} {:>9.1} {:>9.1} {form:>9}", format!("{m} x {n} x {k}"), speeds[0], speeds[1]);
 }
 
 fn time_batched(batch: usize, m: usize, n: usize, k: usize, order: Order) {

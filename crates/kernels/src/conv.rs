@@ -14,7 +14,7 @@ use crate::conv_winograd::{
 };
 use crate::conv_winograd_line::{conv_line, is_line_form, line_cycles, line_filter_len, line_scratch_len, pack_line};
 use crate::epilogue::{Bias, Epilogue};
-use crate::gemm_drive::{DriveEpilogue, DriveShape, Item, SourceB, drive, drive_scratch_len};
+use crate::gemm_drive::{Completion, DriveShape, Item, SourceB, drive, drive_scratch_len};
 use crate::gemm_pack::{MatrixA, MatrixB, pack_a_into, pack_a_words_into};
 use crate::isa::{Exec, Isa};
 
@@ -338,7 +338,7 @@ pub fn conv(
     if tactic == ConvTactic::Depthwise {
         return conv_depthwise(exec, shape, x, filter, bias, epilogue, scratch, y);
     }
-    let drive_epilogue = DriveEpilogue { scale: 1.0, ending: epilogue.ending() };
+    let completion = Completion { scale: 1.0, epilogue };
     if is_plane_form(shape) {
         let distances = Distances::new(shape);
         let (planes, scratch) = scratch.split_at_mut(planes_len(shape));
@@ -350,7 +350,7 @@ pub fn conv(
                 c_start: image * m * n,
                 bias: bias.map_or(Bias::None, Bias::Rows),
             };
-            drive(exec, &DriveShape { items: 1, ..drive_shape }, &item, false, true, &drive_epilogue, y, scratch);
+            drive(exec, &DriveShape { items: 1, ..drive_shape }, &item, false, true, &completion, y, scratch);
         }
         return;
     }
@@ -370,7 +370,7 @@ pub fn conv(
             bias: bias.map_or(Bias::None, |bias| Bias::Rows(&bias[group * m..(group + 1) * m])),
         }
     };
-    drive(exec, &drive_shape, &item, false, true, &drive_epilogue, y, scratch);
+    drive(exec, &drive_shape, &item, false, true, &completion, y, scratch);
 }
 
 #[cfg(test)]

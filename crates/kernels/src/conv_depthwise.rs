@@ -7,7 +7,7 @@
 
 use crate::conv::ConvShape;
 use crate::conv_depthwise_rows::{self, ChannelRows};
-use crate::epilogue::{Ending, Epilogue, Light, add_residual};
+use crate::epilogue::{Epilogue, Light, add_residual};
 use crate::isa::{Exec, Isa};
 use crate::padded_plane::{Plane, TAPS_MAX, fill_plane};
 use crate::pool::{SharedMut, share};
@@ -21,8 +21,6 @@ const CHUNK: usize = 64;
 const STRIP: usize = 2048;
 /// Multiplications below which all work stays on one thread: about 8 µs.
 const SPLIT_PRODUCTS: usize = 160_000;
-/// The same for the form that reads the image itself.
-const SPLIT_PRODUCTS_ROWS: usize = 160_000;
 
 /// Whether `conv` computes this shape without a product.
 pub(crate) fn is_depthwise(shape: &ConvShape) -> bool {
@@ -80,7 +78,7 @@ pub(crate) fn conv_depthwise(
                     distances: &distances[..taps],
                     weights: &filter[channel * taps..(channel + 1) * taps],
                     bias: bias.map_or(0.0, |bias| bias[channel]),
-                    ending: epilogue.ending(),
+                    epilogue,
                     start: out_index * out_area,
                     row_len: plane.row_len,
                     out_width: shape.out_width,
@@ -104,10 +102,9 @@ fn run_rows(
     let (planes, multiplier) = (shape.batch * shape.groups, shape.out_channels / shape.groups);
     let (in_area, out_area, taps) = (shape.in_area(), shape.out_area(), shape.taps());
     let y = &mut y[..planes * multiplier * out_area];
-    let is_small = y.len() * taps < SPLIT_PRODUCTS_ROWS;
+    let is_small = y.len() * taps < SPLIT_PRODUCTS;
     let parts = if is_small { 1 } else { exec.threads().min(planes * multiplier) };
-    let (ending, y) = (epilogue.ending(), SharedMut::new(y));
-    let light = ending.light();
+    let (light, y) = (epilogue.light(), SharedMut::new(y));
     exec.pool().run(parts, &|part| {
         for index in share(planes * multiplier, parts, part) {
             let channel = index % shape.out_channels;
@@ -118,14 +115,14 @@ fn run_rows(
                 image: &x[index / multiplier * in_area..][..in_area],
                 weights: &filter[channel * taps..(channel + 1) * taps],
                 bias: bias.map_or(0.0, |bias| bias[channel]),
-                first_residual: ending.first_residual().map(|residual| &residual[index * out_area..][..out_area]),
+                first_residual: epilogue.first_residual().map(|residual| &residual[index * out_area..][..out_area]),
                 light: light.unwrap_or(Light::NOTHING),
-                last_residual: (ending.last_residual().filter(|_| light.is_some()))
+                last_residual: (epilogue.last_residual().filter(|_| light.is_some()))
                     .map(|residual| &residual[index * out_area..][..out_area]),
             };
             rows.run(exec.isa(), target);
             if light.is_none() {
-                ending.finish_row(exec.isa(), index * out_area, target);
+                epilogue.finish_row(exec.isa(), index * out_area, target);
             }
         }
     });
@@ -147,7 +144,7 @@ struct Channel<'a> {
     distances: &'a [usize],
     weights: &'a [f32],
     bias: f32,
-    ending: Ending<'a>,
+    epilogue: &'a Epilogue<'a>,
     /// Where its result starts in that of the convolution.
     start: usize,
     row_len: usize,
@@ -165,13 +162,13 @@ impl Channel<'_> {
             let strip = &mut strip[..len.next_multiple_of(CHUNK)];
             add_taps(isa, &self.padded[first..], self.distances, self.weights, self.bias, len, strip);
             let start = self.start + index * rows_per_strip * self.out_width;
-            let residual = self.ending.first_residual().map(|residual| &residual[start..]);
-            let light = self.ending.light();
+            let residual = self.epilogue.first_residual().map(|residual| &residual[start..]);
+            let light = self.epilogue.light();
             copy_out(isa, strip, self.row_len, self.out_width, residual, light.unwrap_or(Light::NOTHING), target);
             match light {
-                None => self.ending.finish_row(isa, start, target),
+                None => self.epilogue.finish_row(isa, start, target),
                 Some(_) => {
-                    if let Some(residual) = self.ending.last_residual() {
+                    if let Some(residual) = self.epilogue.last_residual() {
                         add_residual(isa, &residual[start..], target);
                     }
                 }

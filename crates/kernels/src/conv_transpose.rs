@@ -6,8 +6,8 @@
 
 use crate::arithmetic::Arithmetic;
 use crate::conv::ConvShape;
-use crate::epilogue::{Bias, Ending};
-use crate::gemm_drive::{DriveEpilogue, DriveShape, Item, SourceB, drive, drive_scratch_len};
+use crate::epilogue::{Bias, Epilogue};
+use crate::gemm_drive::{Completion, DriveShape, Item, SourceB, drive, drive_scratch_len};
 use crate::gemm_pack::{MatrixA, MatrixB};
 use crate::isa::{Exec, Isa};
 
@@ -47,7 +47,7 @@ pub fn conv_transpose(
         return;
     }
     let (contributions, scratch) = scratch.split_at_mut(contributions_len(shape));
-    let plain = DriveEpilogue { scale: 1.0, ending: Ending::PLAIN };
+    let plain = Completion { scale: 1.0, epilogue: &Epilogue::default() };
     for index in 0..shape.batch * shape.groups {
         let group = index % shape.groups;
         let item = |_| Item {

@@ -5,7 +5,7 @@
 //! few, first channels and then row tiles of the filter; results are the same bits either way.
 
 use crate::conv::ConvShape;
-use crate::epilogue::{Epilogue, add_residual};
+use crate::epilogue::Epilogue;
 use crate::gemm_tile::{K_BLOCK, TileCall, tile_kernel, tile_shape};
 use crate::isa::{Exec, Isa};
 use crate::pool::{SharedMut, share};
@@ -368,10 +368,10 @@ impl Winograd<'_> {
             unsafe { transform(products[group * GROUP..].as_ptr(), stride, bias, values.as_mut_ptr()) };
             join_rows(cut.isa, cut.tile, values, &mut rows[group * GROUP * out..], row_stride);
         }
-        let ending = self.epilogue.ending();
-        if ending.residual.is_none() {
+        let epilogue = self.epilogue;
+        if epilogue.residual.is_none() {
             for row in rows.chunks_mut(row_stride).take(out) {
-                ending.finish_row(cut.isa, 0, &mut row[..groups.len() * GROUP * out]);
+                epilogue.end_row(cut.isa, 0, &mut row[..groups.len() * GROUP * out]);
             }
         }
         for run in self.runs(groups) {
@@ -384,11 +384,8 @@ impl Winograd<'_> {
                 // SAFETY: every tile of every channel belongs to one part.
                 let target = unsafe { self.y.slice(start, len) };
                 target.copy_from_slice(source);
-                if let Some(residual) = ending.first_residual() {
-                    add_residual(cut.isa, &residual[start..][..len], target);
-                }
-                if ending.residual.is_some() {
-                    ending.finish_row(cut.isa, start, target);
+                if epilogue.residual.is_some() {
+                    epilogue.end_row(cut.isa, start, target);
                 }
             }
         }

@@ -7,7 +7,7 @@
 
 use crate::conv::ConvShape;
 use crate::conv_winograd::FILTER_VALUES_PER_CYCLE;
-use crate::epilogue::{Epilogue, add_residual};
+use crate::epilogue::Epilogue;
 use crate::gemm_tile::{K_BLOCK, TileCall, tile_kernel, tile_shape};
 use crate::isa::{Exec, Isa};
 use crate::pool::{SharedMut, share};
@@ -290,11 +290,7 @@ impl Line<'_> {
         // SAFETY: every pixel of every channel belongs to one block, and every block to one part.
         let target = unsafe { self.y.slice(start, len) };
         target.copy_from_slice(&row[..len]);
-        let ending = self.epilogue.ending();
-        if let Some(residual) = ending.first_residual() {
-            add_residual(cut.isa, &residual[start..start + len], target);
-        }
-        ending.finish_row(cut.isa, start, target);
+        self.epilogue.end_row(cut.isa, start, target);
     }
 }
 

@@ -91,27 +91,6 @@ pub struct Epilogue<'a> {
 }
 
 impl<'a> Epilogue<'a> {
-    /// What follows the bias.
-    pub(crate) fn ending(&self) -> Ending<'a> {
-        let Epilogue { residual, residual_place, activation, affine, .. } = *self;
-        Ending { residual, residual_place, activation, affine }
-    }
-}
-
-/// What an epilogue does after its bias.
-#[derive(Clone, Copy)]
-pub(crate) struct Ending<'a> {
-    pub residual: Option<&'a [f32]>,
-    pub residual_place: ResidualPlace,
-    pub activation: Activation,
-    pub affine: Option<Affine>,
-}
-
-impl<'a> Ending<'a> {
-    /// No more than storing the sum.
-    pub(crate) const PLAIN: Ending<'static> =
-        Ending { residual: None, residual_place: ResidualPlace::First, activation: Activation::None, affine: None };
-
     /// The part after the first residual, if a few instructions compute it.
     pub(crate) fn light(&self) -> Option<Light> {
         let (lo, hi, is_swish) = match self.activation {
@@ -138,6 +117,14 @@ impl<'a> Ending<'a> {
     /// The residual, if it is added last.
     pub(crate) fn last_residual(&self) -> Option<&'a [f32]> {
         self.residual.filter(|_| self.residual_place == ResidualPlace::Last)
+    }
+
+    /// Does everything after the bias to a row that starts at element `start` of the result.
+    pub(crate) fn end_row(&self, isa: Isa, start: usize, row: &mut [f32]) {
+        if let Some(residual) = self.first_residual() {
+            add_residual(isa, &residual[start..start + row.len()], row);
+        }
+        self.finish_row(isa, start, row);
     }
 
     /// Does everything after the first residual to a row that starts at element `start` of the result.

@@ -5,7 +5,7 @@
 
 pub use crate::arithmetic::Arithmetic;
 pub use crate::epilogue::{Activation, Bias, Epilogue};
-use crate::gemm_drive::{DriveEpilogue, DriveShape, Item, SourceB, drive, drive_scratch_len};
+use crate::gemm_drive::{Completion, DriveShape, Item, SourceB, drive, drive_scratch_len};
 pub use crate::gemm_pack::{
     MatrixA, MatrixB, pack_a, pack_a_words, pack_b, pack_b_columns, pack_b_rows, pack_b_words, packed_b_len,
     panel_columns,
@@ -89,9 +89,9 @@ pub fn gemm_in(
 ) {
     let shape = DriveShape { items: 1, m, n, k, c_stride, arithmetic };
     let item = |_| Item { a, b: SourceB::Matrix(b), c_start: 0, bias: epilogue.bias };
-    let drive_epilogue = DriveEpilogue { scale: 1.0, ending: epilogue.ending() };
+    let completion = Completion { scale: 1.0, epilogue };
     let (packs_a, packs_b) = (a.packing() == Packing::Plain, b.packing() == Packing::Plain);
-    drive(exec, &shape, &item, packs_a, packs_b, &drive_epilogue, c, scratch);
+    drive(exec, &shape, &item, packs_a, packs_b, &completion, c, scratch);
 }
 
 /// How the matrices of a batched operand are stored.
@@ -186,9 +186,9 @@ pub fn gemm_batched(
         };
         Item { a, b: SourceB::Matrix(b), c_start: index * batched.c_batch_stride, bias: epilogue.bias }
     };
-    let drive_epilogue = DriveEpilogue { scale: batched.alpha, ending: epilogue.ending() };
+    let completion = Completion { scale: batched.alpha, epilogue };
     let packs_b = matches!(b, BatchB::Plain(_));
-    drive(exec, &batched.drive_shape(), &item, true, packs_b, &drive_epilogue, c, scratch);
+    drive(exec, &batched.drive_shape(), &item, true, packs_b, &completion, c, scratch);
 }
 
 impl BatchedGemm {

@@ -6,7 +6,7 @@
 use crate::arithmetic::{Arithmetic, join_rows};
 use crate::conv_patches::ImagePatches;
 use crate::conv_planes::PlanePatches;
-use crate::epilogue::{Bias, Ending, Light};
+use crate::epilogue::{Bias, Epilogue, Light};
 use crate::gemm_pack::{MatrixA, MatrixB, pack_a_tile, pack_b_panel, row_tiles};
 use crate::gemm_tile::{Finish, TileCall, TileKernel, TileShape, tile_kernel, tile_shape};
 use crate::gemm_tile_words::tile_kernel_words;
@@ -77,9 +77,10 @@ impl DriveShape {
 
 /// What is done to every item's product.
 #[derive(Clone, Copy)]
-pub(crate) struct DriveEpilogue<'a> {
+pub(crate) struct Completion<'a> {
     pub scale: f32,
-    pub ending: Ending<'a>,
+    /// Its bias is that of each item.
+    pub epilogue: &'a Epilogue<'a>,
 }
 
 /// Elements of scratch that `drive` needs.
@@ -110,7 +111,7 @@ pub(crate) fn drive<'a>(
     item: &(dyn Fn(usize) -> Item<'a> + Sync),
     packs_a: bool,
     packs_b: bool,
-    epilogue: &DriveEpilogue,
+    completion: &Completion,
     c: &mut [f32],
     scratch: &mut [f32],
 ) {
@@ -132,7 +133,7 @@ pub(crate) fn drive<'a>(
         // SAFETY: every part has its own stretch of the scratch.
         let scratch = unsafe { scratch.slice(part * part_scratch, part_scratch) };
         for index in items {
-            let block = Block { isa, tile, shape, item: item(index), packs_a, epilogue, c: &c };
+            let block = Block { isa, tile, shape, item: item(index), packs_a, completion, c: &c };
             block.check();
             block.run(tiles.clone(), panels.clone(), scratch);
         }
@@ -158,8 +159,8 @@ pub(crate) fn drive_alone(
         return;
     }
     let tile = tile_shape(isa);
-    let epilogue = DriveEpilogue { scale, ending: Ending::PLAIN };
-    let block = Block { isa, tile, shape, item, packs_a: true, epilogue: &epilogue, c };
+    let completion = Completion { scale, epilogue: &Epilogue::default() };
+    let block = Block { isa, tile, shape, item, packs_a: true, completion: &completion, c };
     block.check();
     block.run(0..row_tiles(isa, shape.m), 0..shape.n.div_ceil(tile.cols), scratch);
 }
@@ -203,7 +204,7 @@ struct Block<'a> {
     shape: &'a DriveShape,
     item: Item<'a>,
     packs_a: bool,
-    epilogue: &'a DriveEpilogue<'a>,
+    completion: &'a Completion<'a>,
     c: &'a SharedMut<'a, f32>,
 }
 
@@ -240,7 +241,10 @@ impl Block<'_> {
         }
         let c_end = (m - 1).saturating_mul(c_stride).saturating_add(n).saturating_add(self.item.c_start);
         assert!(c_stride >= n && self.c.len() >= c_end, "C of {} for {m}×{n}", self.c.len());
-        assert!(self.epilogue.ending.residual.is_none_or(|residual| residual.len() >= c_end), "residual for {m}×{n}");
+        assert!(
+            self.completion.epilogue.residual.is_none_or(|residual| residual.len() >= c_end),
+            "residual for {m}×{n}"
+        );
         match self.item.bias {
             Bias::None => {}
             Bias::Rows(bias) => assert!(bias.len() >= m, "bias of {} for {m} rows", bias.len()),
@@ -322,7 +326,7 @@ impl Block<'_> {
             Arithmetic::Bf16 => tile_kernel_words(self.isa, rows.len()),
         };
         let is_last = ks.end == self.shape.steps();
-        let light = self.epilogue.ending.light();
+        let light = self.completion.epilogue.light();
         for panel in panels.clone() {
             let column = panel * self.tile.cols;
             let c_start = self.item.c_start + rows.start * c_stride + column;
@@ -352,7 +356,7 @@ impl Block<'_> {
                 let start = self.item.c_start + row * c_stride + columns.start;
                 // SAFETY: this part alone has these columns of this row, and no tile of it is being computed.
                 let row = unsafe { self.c.slice(start, columns.len()) };
-                self.epilogue.ending.finish_row(self.isa, start, row);
+                self.completion.epilogue.finish_row(self.isa, start, row);
             }
         }
     }
@@ -363,15 +367,15 @@ impl Block<'_> {
             Bias::Rows(bias) => (bias[row..].as_ptr(), null()),
             Bias::Columns(bias) => (null(), bias[column..].as_ptr()),
         };
-        let DriveEpilogue { scale, ending } = self.epilogue;
+        let Completion { scale, epilogue } = self.completion;
         let at = |residual: Option<&[f32]>| residual.map_or(null(), |residual| residual[c_start..].as_ptr());
         Finish {
             scale: *scale,
             bias_rows,
             bias_columns,
-            first_residual: at(ending.first_residual()),
+            first_residual: at(epilogue.first_residual()),
             // What is not light is done to whole rows, the last residual with it.
-            last_residual: at(ending.last_residual().filter(|_| light.is_some())),
+            last_residual: at(epilogue.last_residual().filter(|_| light.is_some())),
             light: light.unwrap_or(Light::NOTHING),
         }
     }

@@ -58,7 +58,6 @@ pub fn gemm_dynamic(exec: &Exec, gemm: &GemmDynamic, epilogue: &Epilogue, c: &mu
     let a_zero = ZeroPoints::Each(row_zeros);
     let b_zero = ZeroPoints::Scalar(0);
     let product = GemmInt { m, n, k, a: bytes, is_a_signed: false, a_zero, packed_b, is_b_signed: true, b_zero };
-    let ending = epilogue.ending();
     let shared = SharedMut::new(c);
     drive(exec, &product, scratch, &|row, column, values| {
         let start = row * n + column;
@@ -69,10 +68,7 @@ pub fn gemm_dynamic(exec: &Exec, gemm: &GemmDynamic, epilogue: &Epilogue, c: &mu
         if let Some(bias) = bias {
             add_residual(exec.isa(), &bias[columns], target);
         }
-        if let Some(residual) = ending.first_residual() {
-            add_residual(exec.isa(), &residual[start..start + target.len()], target);
-        }
-        ending.finish_row(exec.isa(), start, target);
+        epilogue.end_row(exec.isa(), start, target);
     });
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn tile_kernel_words(isa: Isa, rows: usize) -> TileKernel {
 }
 
 /// Whether this machine multiplies bf16 values itself.
-pub fn has_bf16() -> bool {
+fn has_bf16() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("avx512bf16");
     #[cfg(not(target_arch = "x86_64"))]

@@ -32,7 +32,7 @@ pub mod gemm_int;
 mod gemm_int_tile;
 mod gemm_pack;
 mod gemm_tile;
-pub mod gemm_tile_words;
+mod gemm_tile_words;
 pub mod isa;
 pub mod math;
 pub mod norm;

@@ -1,6 +1,6 @@
 //! Rows of constant tables that are only looked up to be concatenated are looked up straight into their place.
 
-use precast_ir::graph::{GraphCopy, GraphError};
+use precast_ir::graph::{Definition, GraphCopy, GraphError};
 use precast_ir::{Graph, Node, NodeId, Op, ValueId};
 
 use crate::fuse_epilogues::add_fused;
@@ -75,7 +75,8 @@ fn lookup(graph: &Graph, uses: &[u32], part: ValueId, axis: usize) -> Option<Vec
 }
 
 fn producer(graph: &Graph, value: ValueId) -> Option<(&Node, NodeId)> {
-    let (node, _) = graph.producer(value)?;
-    let position = graph.nodes().iter().position(|other| std::ptr::eq(other, node))?;
-    Some((node, NodeId(position as u32)))
+    match graph.value(value).definition {
+        Definition::Node { node, .. } => Some((graph.node(node), node)),
+        Definition::Input(_) | Definition::Constant(_) => None,
+    }
 }

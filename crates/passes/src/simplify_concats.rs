@@ -56,7 +56,6 @@ fn simplify_concats(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
 }
 
 /// An input of a new node: a value of the old Graph, or a slice of one.
-#[derive(Clone)]
 enum Part {
     Value(ValueId),
     Slice(Slice, ValueId),
