@@ -1,6 +1,8 @@
 //! Copying between a request's tensor and the larger or smaller box of a Bucket: rows in with padding, rows out without
 //! it. A plan is made once for a Binding; carrying it out allocates nothing.
 
+use std::ops::Range;
+
 /// One axis of a copy, outermost first in its plan. Offsets of its items are counted in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Axis {
@@ -120,16 +122,29 @@ fn pad(target: &mut [u8], end: usize, item_bytes: usize, count: usize, content: 
     let padding = end..end + count * item_bytes;
     match content {
         PadContent::Poison(byte) => target[padding].fill(byte),
-        PadContent::LastRow => {
-            // Each copy doubles what there is to copy from.
-            let first = end - item_bytes;
-            let mut filled = end;
-            while filled < padding.end {
-                let bytes = (filled - first).min(padding.end - filled);
-                target.copy_within(first..first + bytes, filled);
-                filled += bytes;
-            }
-        }
+        PadContent::LastRow => match item_bytes {
+            4 => repeat::<4>(target, padding),
+            8 => repeat::<8>(target, padding),
+            _ => repeat_any(target, padding, item_bytes),
+        },
+    }
+}
+
+/// Fills a range with the item before it, read once: reading back what was just written would wait for the stores.
+fn repeat<const BYTES: usize>(target: &mut [u8], range: Range<usize>) {
+    let mut item = [0; BYTES];
+    item.copy_from_slice(&target[range.start - BYTES..range.start]);
+    target[range].as_chunks_mut().0.fill(item);
+}
+
+/// Fills a range with the item of any size before it; each copy doubles what there is to copy from.
+fn repeat_any(target: &mut [u8], range: Range<usize>, item_bytes: usize) {
+    let first = range.start - item_bytes;
+    let mut filled = range.start;
+    while filled < range.end {
+        let bytes = (filled - first).min(range.end - filled);
+        target.copy_within(first..first + bytes, filled);
+        filled += bytes;
     }
 }
 
@@ -185,9 +200,15 @@ mod tests {
 
     #[test]
     fn every_small_box_is_copied_as_one_element_at_a_time() {
-        for (outer, rows, inner, start, bucket) in
-            [(1, 4, 3, 0, 4), (2, 3, 2, 1, 4), (3, 5, 1, 2, 3), (1, 1, 1, 0, 8), (2, 2, 5, 0, 3)]
-        {
+        for (outer, rows, inner, start, bucket) in [
+            (1, 4, 3, 0, 4),
+            (2, 3, 2, 1, 4),
+            (3, 5, 1, 2, 3),
+            (1, 1, 1, 0, 8),
+            (2, 2, 5, 0, 3),
+            (1, 3, 4, 0, 9),
+            (2, 3, 8, 1, 6),
+        ] {
             let count = (rows - start).min(bucket);
             let span = AxisSpan {
                 source: rows,

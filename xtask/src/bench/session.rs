@@ -28,7 +28,9 @@ const MAX_BATCH: usize = 64;
 const COLD_REQUESTS: usize = 1000;
 /// Requests of one turn of the warm stream, and turns.
 const WARM_REQUESTS: usize = 2000;
-const TURNS: usize = 5;
+const TURNS: usize = 9;
+/// Two medians of the same stream differ by up to this factor; the longest request is the largest of sixty-four medians.
+const SAME: f64 = 1.02;
 /// Runs of one turn of the overhead.
 const OVERHEAD_RUNS: usize = 20_000;
 /// Times that a model is opened, of which the median counts.
@@ -100,7 +102,9 @@ struct Warm {
     exact_per_s: f64,
     ratio: f64,
     longest_request_ms: f64,
+    /// What the dearest Bucket costs, its copies included, and without them.
     worst_bucket_ms: f64,
+    worst_program_ms: f64,
 }
 
 /// Opening one model.
@@ -146,8 +150,14 @@ pub fn run(arguments: &SessionArguments) -> Result<()> {
     );
     let warm = measure_warm(many)?;
     eprintln!(
-        "warm stream: {:.0} requests/s with Buckets, {:.0} with exact Programs ({:.2}); longest {:.3} ms, worst Bucket {:.3} ms",
-        warm.buckets_per_s, warm.exact_per_s, warm.ratio, warm.longest_request_ms, warm.worst_bucket_ms
+        "warm stream: {:.0} requests/s with Buckets, {:.0} with exact Programs ({:.2}); longest {:.3} ms, \
+         worst Bucket {:.3} ms, {:.3} ms without its copies",
+        warm.buckets_per_s,
+        warm.exact_per_s,
+        warm.ratio,
+        warm.longest_request_ms,
+        warm.worst_bucket_ms,
+        warm.worst_program_ms
     );
     let mut opening = Vec::new();
     let dynamic = |model: &&ModelEntry| model.is_batch_dynamic && !matches!(model.source, Source::Skeleton { .. });
@@ -166,7 +176,7 @@ pub fn run(arguments: &SessionArguments) -> Result<()> {
         (many_inputs.ratio <= 0.5, "recsys190 takes more than half of onnxruntime's time"),
         (cold.times_sooner >= 5.0, "the cold stream is not five times sooner"),
         (warm.ratio >= 0.85, "the warm stream has less than 0.85 of the throughput of exact Programs"),
-        (warm.longest_request_ms <= warm.worst_bucket_ms, "a request took longer than the worst Bucket's run"),
+        (warm.longest_request_ms <= warm.worst_bucket_ms * SAME, "a request took longer than the worst Bucket's run"),
         (slow.is_empty(), "a model opens more slowly than onnxruntime"),
     ];
     let missed: Vec<&str> = bars.iter().filter(|(holds, _)| !holds).map(|(_, what)| *what).collect();
@@ -264,6 +274,30 @@ impl Requests {
         Ok(())
     }
 
+    /// A run of the exact size on copies of its inputs, with its outputs copied to where they belong: what a Bucket costs.
+    fn run_on_copies(&mut self, session: &Session, at: usize, staging: &mut [Vec<OutputBuffer>; 2]) -> Result<()> {
+        let [staged, answers] = staging;
+        for (staged, input) in staged.iter_mut().zip(&self.inputs[at]) {
+            staged.as_bytes_mut().copy_from_slice(input.as_bytes());
+        }
+        let arguments = self.inputs[at].iter().zip(staged.iter());
+        let arguments: Vec<Argument<'_>> =
+            arguments.map(|(input, staged)| Argument { bytes: staged.as_ref(), ..Argument::from(input) }).collect();
+        let mut slices: Vec<&mut [u8]> = answers.iter_mut().map(OutputBuffer::as_bytes_mut).collect();
+        session.run_into(&arguments, &mut slices)?;
+        for (output, answer) in self.outputs[at].iter_mut().zip(answers) {
+            output.as_bytes_mut().copy_from_slice(answer.as_ref());
+        }
+        Ok(())
+    }
+
+    /// Buffers for `run_on_copies` of one size.
+    fn staging(&self, at: usize) -> [Vec<OutputBuffer>; 2] {
+        let inputs = self.inputs[at].iter().map(|input| OutputBuffer::new(input.as_bytes().len()));
+        let outputs = self.outputs[at].iter().map(|output| OutputBuffer::new(output.as_ref().len()));
+        [inputs.collect(), outputs.collect()]
+    }
+
     fn run(&mut self, session: &Session, at: usize) -> Result<()> {
         let arguments: Vec<Argument<'_>> = self.inputs[at].iter().map(Argument::from).collect();
         let mut slices: Vec<&mut [u8]> = self.outputs[at].iter_mut().map(OutputBuffer::as_bytes_mut).collect();
@@ -339,32 +373,52 @@ fn measure_warm(model: &ModelEntry) -> Result<Warm> {
     for at in 0..MAX_BATCH {
         requests.run(bucketed.session(), at)?;
     }
+    let of_buckets: Vec<usize> = bucketed.session().extents().into_iter().map(|extent| extent as usize - 1).collect();
+    let mut staging: Vec<_> = (0..MAX_BATCH).map(|at| of_buckets.contains(&at).then(|| requests.staging(at))).collect();
     let (mut with_buckets, mut with_exact) = (Vec::new(), Vec::new());
     let mut by_size: Vec<Vec<f64>> = vec![Vec::new(); MAX_BATCH];
-    let mut exact_by_size = by_size.clone();
+    let (mut by_bucket, mut by_program) = (by_size.clone(), by_size.clone());
     for _ in 0..TURNS {
         let begun = Instant::now();
         for at in sizes(WARM_REQUESTS) {
-            let start = Instant::now();
-            requests.run(bucketed.session(), at)?;
-            by_size[at].push(start.elapsed().as_secs_f64() * 1e3);
+            by_size[at].push(time_ms(|| requests.run(bucketed.session(), at))?);
         }
         with_buckets.push(WARM_REQUESTS as f64 / begun.elapsed().as_secs_f64());
         let begun = Instant::now();
         for at in sizes(WARM_REQUESTS) {
-            let start = Instant::now();
-            requests.run(exact.session(), at)?;
-            exact_by_size[at].push(start.elapsed().as_secs_f64() * 1e3);
+            by_program[at].push(time_ms(|| requests.run(exact.session(), at))?);
         }
         with_exact.push(WARM_REQUESTS as f64 / begun.elapsed().as_secs_f64());
+        // The same stream once more, so that what a Bucket finds in the caches is the same.
+        for at in sizes(WARM_REQUESTS) {
+            match &mut staging[at] {
+                Some(staging) => {
+                    by_bucket[at].push(time_ms(|| requests.run_on_copies(exact.session(), at, staging))?);
+                }
+                None => requests.run(exact.session(), at)?,
+            }
+        }
     }
-    let (buckets_per_s, exact_per_s) = (median(with_buckets), median(with_exact));
-    // The median of each size: single runs are longer when something else has the core.
-    let longest_request_ms = by_size.into_iter().filter(|times| !times.is_empty()).map(median).fold(0.0, f64::max);
     // A Bucket's Program is the exact Program of its size.
-    let of_buckets = bucketed.session().extents().into_iter().map(|extent| exact_by_size[extent as usize - 1].clone());
-    let worst_bucket_ms = of_buckets.filter(|times| !times.is_empty()).map(median).fold(0.0, f64::max);
-    Ok(Warm { buckets_per_s, exact_per_s, ratio: buckets_per_s / exact_per_s, longest_request_ms, worst_bucket_ms })
+    let by_program = of_buckets.iter().map(|&at| std::mem::take(&mut by_program[at])).collect();
+    // The median of each size: single runs are longer when something else has the core.
+    let medians = |by_size: Vec<Vec<f64>>| by_size.into_iter().filter(|times| !times.is_empty()).map(median);
+    let longest = |by_size| medians(by_size).fold(0.0, f64::max);
+    let (buckets_per_s, exact_per_s) = (median(with_buckets), median(with_exact));
+    Ok(Warm {
+        buckets_per_s,
+        exact_per_s,
+        ratio: buckets_per_s / exact_per_s,
+        longest_request_ms: longest(by_size),
+        worst_bucket_ms: longest(by_bucket),
+        worst_program_ms: longest(by_program),
+    })
+}
+
+fn time_ms(run: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    run()?;
+    Ok(start.elapsed().as_secs_f64() * 1e3)
 }
 
 /// Opens a model whose Programs are cached, and onnxruntime's session of it, each in processes of its own, in turns.
