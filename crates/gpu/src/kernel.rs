@@ -1,0 +1,85 @@
+//! A kernel as the target writes it: text, shape of the launch, and which buffers its arguments are.
+
+use precast_tensor::Tensor;
+use serde::{Deserialize, Serialize};
+
+/// What every kernel text starts from.
+pub const PRELUDE: &str = include_str!("text/prelude.h");
+/// The host's part of it, for tests without a GPU.
+pub const HOST: &str = include_str!("text/host.h");
+
+/// Whose compiler and driver a kernel is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Vendor {
+    /// NVIDIA.
+    Cuda,
+    /// AMD.
+    Hip,
+}
+
+/// What kernels are generated for: found by a door, read by the compiler.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Arch {
+    /// Whose.
+    pub vendor: Vendor,
+    /// Name as the vendor's compiler takes it: `sm_90a`, `gfx90a`.
+    pub name: String,
+    /// Threads of a warp.
+    pub warp: u32,
+    /// Shared memory that one block may have.
+    pub shared_bytes_max: u32,
+    /// Multiprocessors, for choosing how far to split work.
+    pub multiprocessors: u32,
+}
+
+/// A buffer of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operand {
+    /// Operand of the node, by position.
+    Read(u32),
+    /// Result of the node, by position.
+    Write(u32),
+    /// Memory between two launches of one step, by position.
+    Scratch(u32),
+    /// A constant made while lowering, by position.
+    Packed(u32),
+}
+
+/// One launch of a kernel. Its parameters are the operands' addresses in order, then the scalars, 8 bytes each.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Launch {
+    /// Name of the kernel in its text.
+    pub entry: String,
+    /// Text after the prelude: canonical, without names of nodes.
+    pub text: String,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory.
+    pub shared_bytes: u32,
+    /// Buffers, in the order of the kernel's parameters.
+    pub operands: Vec<Operand>,
+    /// Further parameters, each a `long long`.
+    pub scalars: Vec<i64>,
+}
+
+/// What a node becomes.
+#[derive(Clone, Debug)]
+pub struct Lowered {
+    /// Name for people: `pointwise`, `gemm.mma.128x128`.
+    pub name: String,
+    /// Launches in order, on one stream.
+    pub launches: Vec<Launch>,
+    /// Sizes of the scratch buffers.
+    pub scratch_bytes: Vec<u64>,
+    /// Constants made while lowering.
+    pub packed: Vec<Tensor>,
+}
+
+impl Lowered {
+    /// A node that is one launch without scratch memory.
+    pub fn one(name: impl Into<String>, launch: Launch) -> Lowered {
+        Lowered { name: name.into(), launches: vec![launch], scratch_bytes: Vec::new(), packed: Vec::new() }
+    }
+}

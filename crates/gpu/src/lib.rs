@@ -1,0 +1,7 @@
+//! The GPU target and device: kernels are text, generated once in the subset that both vendors' compilers accept, compiled
+//! without hardware, and launched through the driver.
+
+pub mod kernel;
+pub mod lower;
+mod ops;
+pub mod site;

@@ -1,0 +1,152 @@
+// What every kernel text starts from: types, conversions, warp exchange, matrix instructions, and the arguments of a
+// kernel. The same text compiles for CUDA (NVRTC), for HIP (HIPRTC) and, with PRECAST_HOST, for the CPU, where a small
+// scheduler runs the threads of a block as fibers, so that kernels are tested without a GPU.
+// The lines before it define WARP (32 or 64) and INDIRECT (bit i: argument i is the address of a pointer).
+
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+typedef float f32;
+typedef double f64;
+
+#if defined(PRECAST_HOST)
+#define DEVICE static inline
+#define DEVICE_MEMBER inline
+#elif defined(__HIPCC_RTC__) || defined(__HIP__)
+#define PRECAST_HIP 1
+#define DEVICE static __device__ __forceinline__
+#define DEVICE_MEMBER __device__ __forceinline__
+#else
+#define PRECAST_CUDA 1
+#define DEVICE static __device__ __forceinline__
+#define DEVICE_MEMBER __device__ __forceinline__
+#endif
+
+#if defined(PRECAST_HOST)
+#include "host.h"
+#elif defined(PRECAST_CUDA)
+#define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
+#define KERNEL_FLAT(name, threads, ...) KERNEL(name, threads, __VA_ARGS__)
+#define SHARED(type, name, count) __shared__ type name[count]
+#define SHARED_BYTES(name) extern __shared__ __align__(128) u8 name[]
+#define UNROLL _Pragma("unroll")
+#else
+#define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
+#define KERNEL_FLAT(name, threads, ...) KERNEL(name, threads, __VA_ARGS__)
+#define SHARED(type, name, count) __shared__ type name[count]
+#define SHARED_BYTES(name) extern __shared__ u8 name[]
+#define UNROLL _Pragma("unroll")
+#endif
+
+#define INFINITE __builtin_huge_valf()
+
+// ---- bits -----------------------------------------------------------------------------------------------------------
+
+DEVICE u32 bits_of(f32 x) {
+    union { f32 f; u32 u; } both;
+    both.f = x;
+    return both.u;
+}
+
+DEVICE f32 float_of(u32 x) {
+    union { u32 u; f32 f; } both;
+    both.u = x;
+    return both.f;
+}
+
+// ---- 16-bit floats --------------------------------------------------------------------------------------------------
+
+struct f16 {
+    u16 bits;
+};
+
+struct bf16 {
+    u16 bits;
+};
+
+DEVICE f32 to_f32(f16 x) {
+#if defined(PRECAST_CUDA)
+    f32 y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+#else
+    union { u16 u; _Float16 f; } both;
+    both.u = x.bits;
+    return (f32)both.f;
+#endif
+}
+
+DEVICE f16 to_f16(f32 x) {
+    f16 y;
+#if defined(PRECAST_CUDA)
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else
+    union { u16 u; _Float16 f; } both;
+    both.f = (_Float16)x;
+    y.bits = both.u;
+#endif
+    return y;
+}
+
+DEVICE f32 to_f32(bf16 x) { return float_of((u32)x.bits << 16); }
+
+DEVICE bf16 to_bf16(f32 x) {
+    u32 bits = bits_of(x);
+    bf16 y;
+    bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    y.bits = (u16)((is_nan ? bits | 0x400000u : bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    return y;
+}
+
+DEVICE f32 to_f32(f32 x) { return x; }
+
+// Stores an f32 as the element type of the place.
+DEVICE void put(f32 *place, f32 x) { *place = x; }
+DEVICE void put(f16 *place, f32 x) { *place = to_f16(x); }
+DEVICE void put(bf16 *place, f32 x) { *place = to_bf16(x); }
+
+// ---- several elements at once ---------------------------------------------------------------------------------------
+
+template <class T, int N> struct alignas(sizeof(T) * N) Vec {
+    T at[N];
+};
+
+template <int N, class T> DEVICE Vec<T, N> load_vec(const T *from) { return *(const Vec<T, N> *)from; }
+template <int N, class T> DEVICE void store_vec(T *to, const Vec<T, N> &x) { *(Vec<T, N> *)to = x; }
+
+// ---- arguments ------------------------------------------------------------------------------------------------------
+
+template <class T, bool IS_INDIRECT> struct ArgOf;
+template <class T> struct ArgOf<T, false> {
+    T *pointer;
+    DEVICE_MEMBER T *get() const { return pointer; }
+};
+template <class T> struct ArgOf<T, true> {
+    T *const *pointer;
+    DEVICE_MEMBER T *get() const { return *pointer; }
+};
+// Argument I of a kernel, a pointer to T: passed itself, or, for the caller's buffers, as the address of a table's entry.
+template <class T, int I> using Arg = ArgOf<T, ((INDIRECT >> I) & 1ull) != 0>;
+
+// ---- warps ----------------------------------------------------------------------------------------------------------
+
+#if defined(PRECAST_CUDA)
+template <class T> DEVICE T shuffle_xor(T x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+template <class T> DEVICE T shuffle(T x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+template <class T> DEVICE T shuffle_up(T x, int by) { return __shfl_up_sync(0xffffffffu, x, by); }
+template <class T> DEVICE T shuffle_down(T x, int by) { return __shfl_down_sync(0xffffffffu, x, by); }
+DEVICE void sync_block() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
+#elif defined(PRECAST_HIP)
+template <class T> DEVICE T shuffle_xor(T x, int mask) { return __shfl_xor(x, mask); }
+template <class T> DEVICE T shuffle(T x, int lane) { return __shfl(x, lane); }
+template <class T> DEVICE T shuffle_up(T x, int by) { return __shfl_up(x, by); }
+template <class T> DEVICE T shuffle_down(T x, int by) { return __shfl_down(x, by); }
+DEVICE void sync_block() { __syncthreads(); }
+DEVICE void sync_warp() { __builtin_amdgcn_wave_barrier(); }
+#endif
