@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bucket;
+pub mod build;
 pub mod device;
 pub mod file;
 pub mod plan;
@@ -12,6 +13,7 @@ pub mod target;
 pub mod tuning;
 
 pub use bucket::Bucket;
+pub use build::{ProgramBuilder, StepDraft, StepRead};
 pub use device::{Device, DeviceContext, LoadError, LoadedProgram, RunError};
 pub use file::{FileError, decode, encode};
 pub use plan::{Lifetime, Plan, plan_buffers};
