@@ -3,7 +3,7 @@
 use precast_ir::Graph;
 use precast_ir::verify::verify;
 use precast_kernels::isa::Isa;
-use precast_passes::{CANONICAL, FUSED, PassError, PassOptions, PassReport, run_passes_with};
+use precast_passes::{CANONICAL, FUSED, FloatPrecision, PassError, PassOptions, PassReport, run_passes_with};
 use precast_program::{
     ArtifactStore, Bucket, CompileError, Program, ProgramBuilder, StepDraft, StepRead, Target, TargetDescription,
     TuningTable,
@@ -68,6 +68,10 @@ impl CpuTarget {
         store: &dyn ArtifactStore,
     ) -> Result<Program, CompileError> {
         self.options.numerics.check().map_err(CompileError::Numerics)?;
+        if self.options.numerics.floats != FloatPrecision::F32 {
+            let floats = self.options.numerics.floats.name();
+            return Err(CompileError::Numerics(format!("the CPU has no kernels on {floats} values; a GPU has")));
+        }
         verify(graph).map_err(|error| CompileError::Pass { pass: "verify", reason: error.to_string() })?;
         let mut builder = ProgramBuilder::new(graph, store)?;
         for node in graph.nodes() {

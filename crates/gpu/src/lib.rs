@@ -1,7 +1,15 @@
 //! The GPU target and device: kernels are text, generated once in the subset that both vendors' compilers accept, compiled
 //! without hardware, and launched through the driver.
 
+pub mod compile;
 pub mod kernel;
+pub mod layout;
 pub mod lower;
 mod ops;
 pub mod site;
+pub mod step;
+pub mod target;
+
+pub use compile::{KernelCompiler, KernelStore, MemoryKernels};
+pub use kernel::{Arch, Vendor};
+pub use target::GpuTarget;

@@ -17,6 +17,28 @@ pub struct Numerics {
     pub fast_math: FastMath,
     /// What constant f32 weights are held and multiplied as.
     pub weights: WeightPrecision,
+    /// What f32 values between a model's inputs and outputs are held as.
+    pub floats: FloatPrecision,
+}
+
+/// What f32 values between a model's inputs and outputs are held as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum FloatPrecision {
+    /// As they are.
+    #[default]
+    F32,
+    /// Rounded to f16 where the op's meaning allows it; sums and statistics in f32.
+    F16,
+}
+
+impl FloatPrecision {
+    /// Name in keys and descriptions.
+    pub fn name(self) -> &'static str {
+        match self {
+            FloatPrecision::F32 => "f32",
+            FloatPrecision::F16 => "fp16",
+        }
+    }
 }
 
 /// What constant f32 weights are held and multiplied as.
@@ -68,6 +90,10 @@ impl Numerics {
             let weights = self.weights.name();
             return Err(format!("strict numerics round as the model is written; {weights} weights do not"));
         }
+        if self.is_strict && self.floats != FloatPrecision::F32 {
+            let floats = self.floats.name();
+            return Err(format!("strict numerics round as the model is written; {floats} values do not"));
+        }
         Ok(())
     }
 
@@ -78,6 +104,7 @@ impl Numerics {
             ("rounding", rounding.to_string()),
             ("fast_math", self.fast_math.to_string()),
             ("weights", self.weights.name().to_string()),
+            ("floats", self.floats.name().to_string()),
         ];
         fields.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
     }
@@ -91,6 +118,9 @@ impl fmt::Display for Numerics {
         }
         if !self.fast_math.is_empty() {
             write!(f, "+{FAST_MATH}{}", self.fast_math)?;
+        }
+        if self.floats != FloatPrecision::F32 {
+            write!(f, "+{}", self.floats.name())?;
         }
         match self.weights {
             WeightPrecision::F32 => Ok(()),
@@ -108,6 +138,7 @@ impl FromStr for Numerics {
         for word in text.split('+').skip(1) {
             match word {
                 STRICT => numerics.is_strict = true,
+                "fp16" => numerics.floats = FloatPrecision::F16,
                 "bf16" => numerics.weights = WeightPrecision::Bf16,
                 "int8" => numerics.weights = WeightPrecision::Int8,
                 _ => match word.strip_prefix(FAST_MATH) {
@@ -136,6 +167,7 @@ mod tests {
             (strict, "+strict"),
             (bf16, "+bf16"),
             (Numerics { weights: WeightPrecision::Int8, ..Numerics::default() }, "+int8"),
+            (Numerics { floats: FloatPrecision::F16, ..Numerics::default() }, "+fp16"),
             (two, "+fast-math=zero,log-exp+bf16"),
         ];
         for (numerics, text) in cases {

@@ -1,0 +1,89 @@
+//! Kernel texts to machine code: equal texts are compiled once, others side by side, and what was compiled once is found
+//! again by what it was made from.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use precast_tensor::Digest;
+
+use crate::kernel::{Arch, PRELUDE};
+
+/// Turns a text into machine code. Needs no GPU.
+pub trait KernelCompiler: Send + Sync {
+    /// What the machine code depends on beside text and architecture: the compiler and its version.
+    fn version(&self) -> String;
+    /// Machine code of a text for an architecture, or what the compiler said.
+    fn compile(&self, text: &str, arch: &str) -> Result<Vec<u8>, String>;
+}
+
+/// Keeps machine code by what it was made from, across models and processes.
+pub trait KernelStore: Send + Sync {
+    /// The machine code under this key.
+    fn find(&self, key: &Digest) -> Option<Vec<u8>>;
+    /// Keeps machine code; failing to is no error.
+    fn keep(&self, key: &Digest, code: &[u8]);
+}
+
+/// Keeps machine code while the process lives.
+#[derive(Default)]
+pub struct MemoryKernels(Mutex<BTreeMap<Digest, Vec<u8>>>);
+
+impl KernelStore for MemoryKernels {
+    fn find(&self, key: &Digest) -> Option<Vec<u8>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get(key).cloned()
+    }
+
+    fn keep(&self, key: &Digest, code: &[u8]) {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(*key, code.to_vec());
+    }
+}
+
+/// A text as the compiler gets it. Bit i of `indirect` says that argument i is the address of a pointer.
+pub fn whole_text(text: &str, arch: &Arch, indirect: u64) -> String {
+    format!("#define WARP {}\n#define INDIRECT {indirect:#x}ull\n{PRELUDE}\n{text}", arch.warp)
+}
+
+/// Machine code of every text, in their order; the first text that does not compile is an error with what was said.
+pub fn compile_all(
+    texts: &[String],
+    arch: &Arch,
+    compiler: &dyn KernelCompiler,
+    kernels: &dyn KernelStore,
+) -> Result<Vec<Vec<u8>>, String> {
+    let version = compiler.version();
+    let key = |text: &String| {
+        let mut bytes = Vec::new();
+        for part in [&arch.name, &version, text] {
+            bytes.extend((part.len() as u64).to_le_bytes());
+            bytes.extend(part.as_bytes());
+        }
+        Digest::of_bytes(&bytes)
+    };
+    let results: Vec<Mutex<Option<Result<Vec<u8>, String>>>> = texts.iter().map(|_| Mutex::new(None)).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(text) = texts.get(at) else { break };
+            let key = key(text);
+            let result = match kernels.find(&key) {
+                Some(code) => Ok(code),
+                None => compiler.compile(text, &arch.name).inspect(|code| kernels.keep(&key, code)),
+            };
+            *results[at].lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(result);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get()).min(texts.len());
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(work);
+        }
+        work();
+    });
+    let taken = |result: Mutex<Option<Result<Vec<u8>, String>>>| {
+        let result = result.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        result.unwrap_or_else(|| Err("the kernel was not compiled".to_string()))
+    };
+    results.into_iter().map(taken).collect()
+}

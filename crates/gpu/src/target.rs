@@ -1,0 +1,240 @@
+//! Compiling for a GPU: passes, one or a few kernels a node, one arena, machine code by content. Needs no GPU.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use precast_ir::graph::GraphError;
+use precast_ir::{Graph, Node};
+use precast_passes::{
+    CANONICAL, FUSED, FloatPrecision, PassError, PassOptions, PassReport, narrow_floats, run_passes_with,
+};
+use precast_program::{
+    ArtifactStore, Bucket, CompileError, ConstantRef, Place, Program, ProgramBuilder, Slot, Step, StepDraft, StepRead,
+    Target, TargetDescription,
+};
+use precast_tensor::{DType, Tensor, Type};
+
+use crate::compile::{KernelCompiler, KernelStore, compile_all, whole_text};
+use crate::kernel::{Arch, Launch, Lowered, Vendor};
+use crate::layout::choose_layouts;
+use crate::lower::lower;
+use crate::site::{Layouts, Site};
+use crate::step::{HOST, StepCode, StepLaunch, StepOperand};
+
+/// Passes whose results only another target has kernels for.
+const FOREIGN_PASSES: [&str; 2] = ["fuse_gathers", "quantise_weights"];
+
+/// Compiles for one architecture.
+pub struct GpuTarget {
+    arch: Arch,
+    description: TargetDescription,
+    options: PassOptions,
+    compiler: Arc<dyn KernelCompiler>,
+    kernels: Arc<dyn KernelStore>,
+    /// Refuse a node that the GPU has no kernel for, instead of giving it to the host.
+    is_strict: bool,
+}
+
+/// What a step will be, beside what the Program says of it.
+enum Draft {
+    Kernels(Lowered, usize, usize),
+    Host(StepCode),
+}
+
+impl GpuTarget {
+    /// A target for an architecture.
+    pub fn new(
+        arch: Arch,
+        options: PassOptions,
+        compiler: Arc<dyn KernelCompiler>,
+        kernels: Arc<dyn KernelStore>,
+    ) -> GpuTarget {
+        let kind = kind_of(arch.vendor).to_string();
+        let features = format!("{}-{}mp-{}", arch.name, arch.multiprocessors, compiler.version());
+        let description = TargetDescription { kind, features, threads: 1, numerics: options.numerics.clone() };
+        GpuTarget { arch, description, options, compiler, kernels, is_strict: false }
+    }
+
+    /// The same target, which refuses nodes that the GPU has no kernel for.
+    pub fn strict(self) -> GpuTarget {
+        GpuTarget { is_strict: true, ..self }
+    }
+
+    /// What it compiles for.
+    pub fn arch(&self) -> &Arch {
+        &self.arch
+    }
+
+    /// The Graph as the steps will compute it; hands on what each pass did.
+    pub fn optimise_with(&self, graph: &Graph, report: &mut dyn FnMut(PassReport)) -> Result<Graph, PassError> {
+        let mut options = self.options.clone();
+        options.disabled.extend(FOREIGN_PASSES.map(str::to_string));
+        let canonical = run_passes_with(graph, CANONICAL, &options, report)?;
+        let fused = run_passes_with(&canonical, FUSED, &options, report)?;
+        let failed = |error: GraphError| PassError { pass: "narrow_floats", reason: error.to_string() };
+        match options.numerics.floats {
+            FloatPrecision::F32 => Ok(fused),
+            FloatPrecision::F16 => narrow_floats(&fused, DType::F16).map_err(failed),
+        }
+    }
+
+    /// Compiles a Graph as it is, without the target's passes.
+    pub fn compile_optimised(
+        &self,
+        graph: &Graph,
+        bucket: &Bucket,
+        store: &dyn ArtifactStore,
+    ) -> Result<Program, CompileError> {
+        let mut builder = ProgramBuilder::new(graph, store)?;
+        let layouts = choose_layouts(graph, &self.arch);
+        let mut drafts = Vec::new();
+        for node in graph.nodes() {
+            if ProgramBuilder::is_view(&node.op) {
+                builder.add_view(node);
+                continue;
+            }
+            let (step, draft) = self.draft(graph, node, &layouts)?;
+            builder.add_step(node, step)?;
+            drafts.push(draft);
+        }
+        builder.add_outputs(|ty| {
+            let (step, draft) = self.draft_copy(ty)?;
+            drafts.push(draft);
+            Ok(step)
+        })?;
+        let mut program = builder.finish(self.description.to_string(), bucket)?;
+        self.add_code(&mut program, drafts, store)?;
+        Ok(program)
+    }
+
+    fn draft(&self, graph: &Graph, node: &Node, layouts: &Layouts) -> Result<(StepDraft, Draft), CompileError> {
+        let refuse =
+            |reason: String| CompileError::Node { node: node.provenance.to_string(), op: node.op.name(), reason };
+        let site = Site { graph, node, arch: &self.arch, layouts };
+        let operands = (0..node.inputs.len()).map(StepRead::Operand);
+        let Some(lowered) = lower(&site).map_err(refuse)? else {
+            if self.is_strict {
+                return Err(refuse(
+                    "the GPU has no kernel for it, and a strict compile leaves nothing to the host".into(),
+                ));
+            }
+            let kernel = format!("{HOST}.{}", node.op.name());
+            let step =
+                StepDraft { kernel, parameters: Vec::new(), reads: operands.collect(), scratch_bytes: Vec::new() };
+            return Ok((step, Draft::Host(StepCode::host(graph, node)?)));
+        };
+        let packed = lowered.packed.iter().cloned().map(StepRead::Stored);
+        let step = StepDraft {
+            kernel: lowered.name.clone(),
+            parameters: Vec::new(),
+            reads: operands.chain(packed).collect(),
+            scratch_bytes: lowered.scratch_bytes.clone(),
+        };
+        Ok((step, Draft::Kernels(lowered, node.inputs.len(), node.outputs.len())))
+    }
+
+    /// A step that copies a value of this Type as it is.
+    fn draft_copy(&self, ty: &Type) -> Result<(StepDraft, Draft), CompileError> {
+        let mut graph = Graph::new("");
+        let x = graph.add_input("x0", ty.clone());
+        let rank = ty.dims.len();
+        let copy = precast_ir::op::Slice { start: vec![0.into(); rank], step: vec![1; rank], size: ty.dims.clone() };
+        graph.add(copy, &[x], &Default::default())?;
+        self.draft(&graph, &graph.nodes()[0], &Layouts::default())
+    }
+
+    /// Compiles the kernels, now that it is known which buffers are the caller's, and writes them into the steps.
+    fn add_code(
+        &self,
+        program: &mut Program,
+        drafts: Vec<Draft>,
+        store: &dyn ArtifactStore,
+    ) -> Result<(), CompileError> {
+        let mut texts: Vec<String> = Vec::new();
+        let mut positions: BTreeMap<String, u32> = BTreeMap::new();
+        let mut codes = Vec::new();
+        for (step, draft) in program.steps.iter().zip(drafts) {
+            codes.push(match draft {
+                Draft::Host(code) => code,
+                Draft::Kernels(lowered, inputs, outputs) => {
+                    let mut launches = Vec::new();
+                    for launch in lowered.launches {
+                        let operands: Vec<StepOperand> =
+                            launch.operands.iter().map(|&operand| StepOperand::of(operand, inputs, outputs)).collect();
+                        let text = whole_text(&launch.text, &self.arch, indirect_of(step, &operands));
+                        let code = *positions.entry(text.clone()).or_insert_with(|| {
+                            texts.push(text);
+                            texts.len() as u32 - 1
+                        });
+                        launches.push(finish_launch(launch, code, operands));
+                    }
+                    StepCode::Launches(launches)
+                }
+            });
+        }
+        let failed = |reason: String| CompileError::Pass { pass: "compile_kernels", reason };
+        let compiled = compile_all(&texts, &self.arch, &*self.compiler, &*self.kernels).map_err(failed)?;
+        let mut constants = Vec::new();
+        for code in compiled {
+            let bytes = code.len();
+            let tensor =
+                Tensor::new(DType::U8, vec![bytes], Bytes::from(code)).map_err(|error| failed(error.to_string()))?;
+            let digest = store.put(&tensor)?.to_string();
+            program.constants.push(ConstantRef { digest, bytes: bytes as u64 });
+            constants.push(program.constants.len() as u32 - 1);
+        }
+        for (step, mut code) in program.steps.iter_mut().zip(codes) {
+            if let StepCode::Launches(launches) = &mut code {
+                launches.iter_mut().for_each(|launch| launch.code = constants[launch.code as usize]);
+            }
+            step.parameters = code.encode().map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// Kind of the target in descriptions and names of devices.
+pub fn kind_of(vendor: Vendor) -> &'static str {
+    match vendor {
+        Vendor::Cuda => "cuda",
+        Vendor::Hip => "hip",
+    }
+}
+
+/// The slot of an operand.
+pub(crate) fn slot_of(step: &Step, operand: StepOperand) -> Option<Slot> {
+    match operand {
+        StepOperand::Read(position) => step.reads.get(position as usize).copied(),
+        StepOperand::Write(position) => step.writes.get(position as usize).copied(),
+    }
+}
+
+/// Whether a slot is the caller's buffer, whose address kernels read from a table.
+pub(crate) fn is_callers(slot: &Slot) -> bool {
+    matches!(slot.place, Place::Input(_) | Place::Output(_))
+}
+
+/// Bit i: operand i is the caller's buffer.
+fn indirect_of(step: &Step, operands: &[StepOperand]) -> u64 {
+    let is_indirect = |operand: &StepOperand| slot_of(step, *operand).is_some_and(|slot| is_callers(&slot));
+    operands.iter().enumerate().filter(|(_, operand)| is_indirect(operand)).map(|(position, _)| 1 << position).sum()
+}
+
+fn finish_launch(launch: Launch, code: u32, operands: Vec<StepOperand>) -> StepLaunch {
+    let Launch { entry, grid, block, shared_bytes, scalars, .. } = launch;
+    StepLaunch { code, entry, grid, block, shared_bytes, operands, scalars }
+}
+
+impl Target for GpuTarget {
+    fn description(&self) -> &TargetDescription {
+        &self.description
+    }
+
+    fn compile(&self, graph: &Graph, bucket: &Bucket, store: &dyn ArtifactStore) -> Result<Program, CompileError> {
+        let pass_error = |error: PassError| CompileError::Pass { pass: error.pass, reason: error.reason };
+        let optimised = self.optimise_with(graph, &mut |_| {}).map_err(pass_error)?;
+        graph.release_pages();
+        self.compile_optimised(&optimised, bucket, store)
+    }
+}

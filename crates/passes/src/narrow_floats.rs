@@ -1,0 +1,192 @@
+//! Holds f32 values in 16 bits: conv(x, w) → conv(cast(x), cast(w)). Inputs and outputs keep their Types. Runs last, on
+//! fused form, so that every other rewrite sees the model as it was written. Ops whose meaning needs the bits (casts to
+//! integers, running sums, coordinates, quantisation, random numbers) stay in f32, with casts around them.
+
+use precast_ir::graph::{GraphError, Provenance};
+use precast_ir::op::{Cast, Fused};
+use precast_ir::{Graph, Node, Op, ValueId};
+use precast_tensor::{DType, Tensor, Type};
+
+/// The graph with its f32 values held as `to`.
+pub fn narrow_floats(graph: &Graph, to: DType) -> Result<Graph, GraphError> {
+    let mut narrowing = Narrowing::new(graph, to);
+    for &input in graph.inputs() {
+        let new = narrowing.new.add_input(graph.input_name(input), graph.ty(input).clone());
+        narrowing.wide[input.0 as usize] = Some(new);
+    }
+    for node in graph.nodes() {
+        narrowing.node(node)?;
+    }
+    for output in graph.outputs() {
+        let value = narrowing.value(output.value, false)?;
+        narrowing.new.add_output(output.name.clone(), value);
+    }
+    for size in &graph.sizes {
+        let value = narrowing.value(size.value, false)?;
+        narrowing.new.sizes.push(precast_ir::graph::SizeRead { value, ..size.clone() });
+    }
+    Ok(narrowing.new)
+}
+
+/// A graph on its way to narrow values. Of each f32 value there may be both forms; others are in `wide`.
+struct Narrowing<'a> {
+    old: &'a Graph,
+    new: Graph,
+    to: DType,
+    wide: Vec<Option<ValueId>>,
+    narrow: Vec<Option<ValueId>>,
+}
+
+impl<'a> Narrowing<'a> {
+    fn new(old: &'a Graph, to: DType) -> Narrowing<'a> {
+        let mut new = Graph::new(old.name.clone());
+        new.ranges = old.ranges.clone();
+        let none = vec![None; old.values().len()];
+        Narrowing { old, new, to, wide: none.clone(), narrow: none }
+    }
+
+    /// The new value of an old one, narrow where that is asked for and the value is an f32.
+    fn value(&mut self, old: ValueId, is_narrow: bool) -> Result<ValueId, GraphError> {
+        let at = old.0 as usize;
+        let is_narrow = is_narrow && self.old.ty(old).dtype == DType::F32;
+        let (wanted, other) =
+            if is_narrow { (self.narrow[at], self.wide[at]) } else { (self.wide[at], self.narrow[at]) };
+        if let Some(value) = wanted {
+            return Ok(value);
+        }
+        let value = match (other, self.old.constant(old)) {
+            (_, Some(tensor)) if is_narrow => self.new.add_constant(narrowed(tensor, self.to)?),
+            (_, Some(tensor)) => self.new.add_constant(tensor.clone()),
+            (Some(other), None) => {
+                let to = if is_narrow { self.to } else { DType::F32 };
+                self.new.add(Cast { to, saturate: true }, &[other], &Provenance::default())?
+            }
+            (None, None) => unreachable!("nodes are in order, so a value has a form before it is used"),
+        };
+        *(if is_narrow { &mut self.narrow[at] } else { &mut self.wide[at] }) = Some(value);
+        Ok(value)
+    }
+
+    fn node(&mut self, node: &Node) -> Result<(), GraphError> {
+        let touches = node.inputs.iter().chain(&node.outputs).any(|&value| self.old.ty(value).dtype == DType::F32);
+        let is_narrow = touches && is_narrowable(&node.op);
+        let mut inputs = Vec::new();
+        for &input in &node.inputs {
+            inputs.push(self.value(input, is_narrow)?);
+        }
+        let op = match &node.op {
+            Op::Fused(fused) if is_narrow => Op::Fused(Fused { body: narrow_body(&fused.body, self.to)? }),
+            op => op.clone(),
+        };
+        let outputs = self.new.add_node(op, &inputs, &node.provenance)?;
+        for (&old, new) in node.outputs.iter().zip(outputs) {
+            let is_narrow = is_narrow && self.old.ty(old).dtype == DType::F32;
+            *(if is_narrow { &mut self.narrow[old.0 as usize] } else { &mut self.wide[old.0 as usize] }) = Some(new);
+        }
+        Ok(())
+    }
+}
+
+/// The body of a fused node with every f32 in it narrow: what a kernel holds in registers stays as wide as it likes.
+fn narrow_body(body: &Graph, to: DType) -> Result<Graph, GraphError> {
+    let mut narrowing = Narrowing::new(body, to);
+    for &input in body.inputs() {
+        let ty = body.ty(input);
+        let dtype = if ty.dtype == DType::F32 { to } else { ty.dtype };
+        let new = narrowing.new.add_input(body.input_name(input), Type::new(dtype, ty.dims.clone()));
+        let is_narrow = ty.dtype == DType::F32;
+        *(if is_narrow { &mut narrowing.narrow[input.0 as usize] } else { &mut narrowing.wide[input.0 as usize] }) =
+            Some(new);
+    }
+    for node in body.nodes() {
+        narrowing.node(node)?;
+    }
+    for output in body.outputs() {
+        let value = narrowing.value(output.value, true)?;
+        narrowing.new.add_output(output.name.clone(), value);
+    }
+    Ok(narrowing.new)
+}
+
+/// A constant in 16 bits; what is too large for them becomes the largest that is not, as masks expect.
+fn narrowed(tensor: &Tensor, to: DType) -> Result<Tensor, GraphError> {
+    let most = if to == DType::F16 { 65504.0 } else { f64::from(f32::MAX) };
+    let elements: Vec<f64> = tensor
+        .to_f64_vec()
+        .into_iter()
+        .map(|element| if element.is_finite() { element.clamp(-most, most) } else { element })
+        .collect();
+    Ok(Tensor::from_f64(to, tensor.shape().to_vec(), &elements, true).expect("every f32 has a 16-bit form"))
+}
+
+/// Whether an op means the same on narrow values but for their rounding.
+fn is_narrowable(op: &Op) -> bool {
+    match op {
+        Op::Cast(_) | Op::Bitcast(_) | Op::Cumulate(_) | Op::ArgReduce(_) => false,
+        Op::MatmulInt(_) | Op::ConvInt(_) | Op::Quantize(_) | Op::Dequantize(_) => false,
+        Op::GridSample(_) | Op::RoiAlign(_) | Op::PoolIndices(_) | Op::Nms(_) | Op::NonZero(_) | Op::Topk(_) => false,
+        Op::Iota(_) | Op::DimValue(_) | Op::Uniform(_) | Op::Normal(_) | Op::Recurrent(_) => false,
+        Op::If(_) | Op::Loop(_) => false,
+        Op::Fused(fused) => fused.body.nodes().iter().all(|node| is_narrowable(&node.op)),
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Clamp(_) | Op::Reduce(_) => true,
+        Op::Matmul(_) | Op::Conv(_) | Op::ConvTranspose(_) | Op::Pool(_) | Op::Resize(_) | Op::Softmax(_) => true,
+        Op::LayerNorm(_) | Op::RmsNorm(_) | Op::GroupNorm(_) | Op::Lrn(_) => true,
+        Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) | Op::ScatterElements(_) | Op::ScatterNd(_) => true,
+        Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_) | Op::Concat(_) | Op::Pad(_) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use precast_ir::attr::NoConstants;
+    use precast_ir::eval::eval_graph;
+    use precast_ir::text;
+
+    fn check(before: &str, expected_casts: usize) -> Graph {
+        let graph = text::parse(before, &NoConstants).unwrap();
+        let narrow = narrow_floats(&graph, DType::F16).unwrap();
+        precast_ir::verify::verify(&narrow).unwrap();
+        let casts = narrow.nodes().iter().filter(|node| matches!(node.op, Op::Cast(_))).count();
+        assert_eq!(casts, expected_casts, "{}", text::print(&narrow));
+        for (&old, &new) in graph.inputs().iter().zip(narrow.inputs()) {
+            assert_eq!(graph.ty(old), narrow.ty(new));
+        }
+        for (old, new) in graph.outputs().iter().zip(narrow.outputs()) {
+            assert_eq!(graph.ty(old.value), narrow.ty(new.value));
+        }
+        narrow
+    }
+
+    #[test]
+    fn values_between_inputs_and_outputs_are_narrow() {
+        let text = r#"graph "g"(%0 "x": f32[2,3]) {
+  %1 = unary.exp(%0) {alpha=0.0, beta=0.0} : f32[2,3]
+  %2 = unary.neg(%1) {alpha=0.0, beta=0.0} : f32[2,3]
+  return "y" %2
+}
+"#;
+        let narrow = check(text, 2);
+        let x = Tensor::from_vec([2, 3], vec![0.1_f32, 0.2, 0.3, 0.4, 0.5, 0.6]).unwrap();
+        let y = eval_graph(&narrow, &[x]).unwrap().remove(0).to_f64_vec();
+        assert!((y[0] + 0.1_f64.exp()).abs() < 1e-3);
+    }
+
+    #[test]
+    fn ops_that_need_the_bits_stay_wide() {
+        let text = r#"graph "g"(%0 "x": f32[2,3]) {
+  %1 = unary.exp(%0) {alpha=0.0, beta=0.0} : f32[2,3]
+  %2 = cast(%1) {to=i64, saturate=true} : i64[2,3]
+  return "y" %2
+}
+"#;
+        // One for exp, one back, and the model's own.
+        check(text, 3);
+    }
+
+    #[test]
+    fn large_constants_stay_finite() {
+        let tensor = Tensor::from_vec([2], vec![-3.4e38_f32, 1.0]).unwrap();
+        assert_eq!(narrowed(&tensor, DType::F16).unwrap().to_f64_vec(), [-65504.0, 1.0]);
+    }
+}
