@@ -2,6 +2,8 @@
 //! without hardware, and launched through the driver.
 
 pub mod compile;
+mod context;
+mod device;
 pub mod kernel;
 pub mod layout;
 pub mod lower;
@@ -11,5 +13,7 @@ pub mod step;
 pub mod target;
 
 pub use compile::{KernelCompiler, KernelStore, MemoryKernels};
+pub use context::GpuContext;
+pub use device::{GpuDevice, arch_of};
 pub use kernel::{Arch, Vendor};
 pub use target::GpuTarget;

@@ -68,6 +68,9 @@ pub enum LoadError {
     /// A constant is missing or damaged.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The device refused.
+    #[error("{0}")]
+    Device(String),
 }
 
 /// Why a run failed.
@@ -76,6 +79,9 @@ pub enum RunError {
     /// A buffer of the caller does not fit.
     #[error("{0}")]
     Buffer(String),
+    /// The device refused.
+    #[error("{0}")]
+    Device(String),
     /// The Program was loaded on another device.
     #[error("the Program was loaded on another kind of device than this context is of")]
     ForeignProgram,

@@ -1,1 +1,3 @@
 //! Kernels by family.
+
+pub(crate) mod conv;

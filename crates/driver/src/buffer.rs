@@ -1,0 +1,204 @@
+//! Memory of a device, and memory of the host that a device can reach by itself.
+
+use crate::device::{Device, warn_of};
+use crate::error::DriverError;
+use std::fmt;
+use std::ops::Range;
+
+/// Every context may use the memory, not only the one that was current. Both vendors number it so.
+const PINNED_PORTABLE: u32 = 1;
+
+/// Memory of a device. Freed on drop, which must not happen inside a capture on the same thread.
+pub struct DeviceBuffer {
+    device: Device,
+    address: u64,
+    len: usize,
+}
+
+impl DeviceBuffer {
+    pub(crate) fn allocate(device: &Device, len: usize) -> Result<DeviceBuffer, DriverError> {
+        if len == 0 {
+            return Ok(DeviceBuffer { device: device.clone(), address: 0, len });
+        }
+        let entry = &device.enter()?.memory_allocate;
+        let mut address = 0;
+        // SAFETY: the call writes one address to a place that is ours.
+        let code = unsafe { (entry.call)(&mut address, len) };
+        device.check(entry.name, code)?;
+        if address == 0 {
+            return Err(DriverError::NullHandle { call: entry.name });
+        }
+        Ok(DeviceBuffer { device: device.clone(), address, len })
+    }
+
+    /// Where it starts; zero if it is empty.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device it is on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The address of `len` bytes at `offset`, if they lie inside.
+    pub(crate) fn at(&self, call: &'static str, offset: usize, len: usize) -> Result<u64, DriverError> {
+        check_range(call, offset..offset.saturating_add(len), self.len)?;
+        Ok(self.address + offset as u64)
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        if self.address == 0 {
+            return;
+        }
+        let status = self.device.enter().and_then(|shared| {
+            let entry = &shared.memory_free;
+            // SAFETY: the address came from the allocation and is freed once.
+            let code = unsafe { (entry.call)(self.address) };
+            self.device.check(entry.name, code)
+        });
+        warn_of(status);
+    }
+}
+
+impl fmt::Debug for DeviceBuffer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "DeviceBuffer({} bytes at {:#x})", self.len, self.address)
+    }
+}
+
+/// Host memory that the system does not move, so that a device can copy to and from it while we do other things.
+pub struct PinnedBuffer {
+    device: Device,
+    memory: PinnedMemory,
+}
+
+/// Pinned bytes without an owner. An address, since it is shared between threads.
+#[derive(Clone, Copy)]
+pub(crate) struct PinnedMemory {
+    pub(crate) address: usize,
+    pub(crate) len: usize,
+}
+
+impl PinnedMemory {
+    /// Allocates zeroed memory; `len` is not zero.
+    pub(crate) fn allocate(device: &Device, len: usize) -> Result<PinnedMemory, DriverError> {
+        let entry = &device.enter()?.pinned_allocate;
+        let mut start = std::ptr::null_mut();
+        // SAFETY: the call writes one pointer to a place that is ours.
+        let code = unsafe { (entry.call)(&mut start, len, PINNED_PORTABLE) };
+        device.check(entry.name, code)?;
+        if start.is_null() {
+            return Err(DriverError::NullHandle { call: entry.name });
+        }
+        // SAFETY: the driver gave `len` bytes of host memory, and nobody else knows them.
+        unsafe { start.cast::<u8>().write_bytes(0, len) };
+        Ok(PinnedMemory { address: start as usize, len })
+    }
+
+    pub(crate) fn as_mut_ptr(self) -> *mut u8 {
+        self.address as *mut u8
+    }
+}
+
+impl PinnedBuffer {
+    pub(crate) fn allocate(device: &Device, len: usize) -> Result<PinnedBuffer, DriverError> {
+        let memory = match len {
+            0 => PinnedMemory { address: 0, len },
+            _ => PinnedMemory::allocate(device, len)?,
+        };
+        Ok(PinnedBuffer { device: device.clone(), memory })
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.memory.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.memory.len == 0
+    }
+
+    /// Its bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        if self.is_empty() {
+            return &[];
+        }
+        // SAFETY: the memory is initialised, ours, and borrowed as long as the slice.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.memory.len) }
+    }
+
+    /// Its bytes, to write.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        if self.is_empty() {
+            return &mut [];
+        }
+        // SAFETY: the memory is initialised, ours, and borrowed mutably as long as the slice.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr(), self.memory.len) }
+    }
+
+    /// Where it starts; null if it is empty.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.memory.as_mut_ptr()
+    }
+
+    /// The address of a range, if it lies inside.
+    pub(crate) fn at(&self, call: &'static str, range: &Range<usize>) -> Result<*mut u8, DriverError> {
+        check_range(call, range.clone(), self.memory.len)?;
+        Ok(self.memory.as_mut_ptr().wrapping_add(range.start))
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        if self.is_empty() {
+            return;
+        }
+        let status = self.device.enter().and_then(|shared| {
+            let entry = &shared.pinned_free;
+            // SAFETY: the memory came from the allocation and is freed once.
+            let code = unsafe { (entry.call)(self.memory.as_mut_ptr().cast()) };
+            self.device.check(entry.name, code)
+        });
+        warn_of(status);
+    }
+}
+
+impl fmt::Debug for PinnedBuffer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "PinnedBuffer({} bytes)", self.memory.len)
+    }
+}
+
+fn check_range(call: &'static str, range: Range<usize>, len: usize) -> Result<(), DriverError> {
+    if range.start <= range.end && range.end <= len {
+        return Ok(());
+    }
+    Err(DriverError::OutOfRange { call, start: range.start, end: range.end, len })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_must_lie_inside() {
+        assert!(check_range("upload", 0..8, 8).is_ok() && check_range("upload", 8..8, 8).is_ok());
+        let error = check_range("upload", 4..9, 8).unwrap_err();
+        assert_eq!(error.to_string(), "upload: bytes 4 to 9 do not lie inside a buffer of 8 bytes");
+        assert!(check_range("upload", 4..usize::MAX, 8).is_err());
+    }
+}
