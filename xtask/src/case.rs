@@ -60,7 +60,7 @@ pub fn run(folder: &Path, target: TargetName) -> Result<CaseReport> {
     let proto = ModelProto::decode(bytes.clone())?;
     let graph = proto.graph.context("the model has no graph")?;
     let tolerance: Tolerance = serde_json::from_slice(&fs::read(folder.join("tolerance.json"))?)?;
-    let runner = Runner::new(Model::from_bytes(bytes)?, RunnerOptions::default());
+    let runner = Runner::new(Model::from_bytes(bytes)?, RunnerOptions::default())?;
     let mut report = CaseReport { operator: single_operator(&graph), by_reference: false };
     for set in 0.. {
         let data_set = folder.join(format!("test_data_set_{set}"));

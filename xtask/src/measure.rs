@@ -77,7 +77,7 @@ pub struct Measuring {
 impl Measuring {
     /// Compiles a model for the inputs of a folder and warms it up.
     pub fn open(model: &Path, folder: &Path, threads: usize) -> Result<Measuring> {
-        let runner = Runner::new(Model::open(model)?, RunnerOptions { threads, ..RunnerOptions::default() });
+        let runner = Runner::new(Model::open(model)?, RunnerOptions { threads, ..RunnerOptions::default() })?;
         let inputs = onnxruntime::read_inputs(folder)?;
         let ready = runner.ready(&inputs)?;
         let mut measuring = Measuring { model: model.to_path_buf(), runner, inputs, ready };

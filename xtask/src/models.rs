@@ -182,7 +182,7 @@ pub struct BatchChecker {
 impl BatchChecker {
     /// Opens a model.
     pub fn open(model: &Path) -> Result<BatchChecker> {
-        let runner = Runner::new(Model::open(model)?, RunnerOptions::default());
+        let runner = Runner::new(Model::open(model)?, RunnerOptions::default())?;
         Ok(BatchChecker { model: model.to_path_buf(), runner })
     }
 

@@ -28,7 +28,7 @@ pub fn run_once(model: &Path, folder: &Path, threads: usize, cache: Option<&Path
     let model = Model::open(model)?;
     let runner = RunnerOptions { threads, ..RunnerOptions::default() };
     let Some(cache) = cache else {
-        let runner = Runner::new(model, runner);
+        let runner = Runner::new(model, runner)?;
         let _outputs = runner.run(&inputs)?;
         return Ok(PeakMemory { start_mb, peak_mb: peak_mb()?, compiles: 1 });
     };

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use precast::device_name::{DeviceName, resolve_device};
 use precast::{Isa, TuneMode, TuneOptions};
 
 use crate::numerics::NumericsArgs;
@@ -41,8 +42,11 @@ pub struct Shared {
     #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
     pub color: Color,
     /// Where the model runs
-    #[arg(long, global = true, default_value = "cpu")]
+    #[arg(long, global = true, default_value = "cpu", value_name = "NAME")]
     pub device: String,
+    /// Refuse nodes that the device has no kernel for, instead of running them on the host
+    #[arg(long, global = true)]
+    pub strict: bool,
     /// Threads of a run [default: the number of cores]
     #[arg(long, global = true, value_parser = parse_threads)]
     pub threads: Option<usize>,
@@ -538,5 +542,12 @@ mod tests {
         assert_eq!(parse_shape("sr:"), Ok(("sr".to_string(), Vec::new())));
         assert_eq!(parse_dim("a=b=8"), Ok(("a=b".to_string(), 8)));
         assert!(parse_shape("1x3").is_err() && parse_shape("a:1xx3").is_err() && parse_dim("n=-1").is_err());
+    }
+}
+
+impl Shared {
+    /// The device that the flags name; whether there is such a name was checked when the command began.
+    pub fn device(&self) -> DeviceName {
+        resolve_device(&self.device).unwrap_or_default()
     }
 }

@@ -88,7 +88,10 @@ fn import(
         Err(error) => return (None, Err(error)),
     };
     let input_args = InputArgs { inputs: Vec::new(), seed: 0, shapes: args.shapes.clone() };
-    let runner = Runner::new(model, options(shared));
+    let runner = match Runner::new(model, options(shared)) {
+        Ok(runner) => runner,
+        Err(error) => return (Some(needs), Err(error)),
+    };
     let mut failed = None;
     let fitted = with_inputs(declared, Some(&runner), &input_args, &cx.console, |inputs| {
         runner.graph(&inputs.tensors).map(drop).map_err(|error| {

@@ -49,7 +49,7 @@ fn staged_graph(model: Model, args: &InspectArgs, shared: &Shared, cx: &Cx) -> R
     }
     let input_args = InputArgs { inputs: Vec::new(), seed: 0, shapes: args.shapes.clone() };
     let inputs = make_inputs(&model.inputs()?, &input_args, &cx.console)?;
-    let runner = Runner::new(model, options(shared));
+    let runner = Runner::new(model, options(shared))?;
     let graph = match args.stage {
         Stage::Imported | Stage::Canonical => at_stage(runner.graph(&inputs.tensors)?.0, args.stage, shared),
         Stage::Fused => runner.optimised(&inputs.tensors).map(|(graph, _)| graph).map_err(Failure::from),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::{Args, ValueEnum};
-use precast::{FastMath, Numerics, Program, TargetDescription, WeightPrecision};
+use precast::{FastMath, FloatPrecision, Numerics, Program, TargetDescription, WeightPrecision};
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
@@ -20,6 +20,9 @@ pub struct NumericsArgs {
     /// Hold constant f32 weights as bf16
     #[arg(long, global = true, conflicts_with = "int8")]
     pub bf16: bool,
+    /// Hold f32 values between inputs and outputs as f16; for GPUs
+    #[arg(long, global = true)]
+    pub fp16: bool,
     /// Multiply large constant f32 weights as 8-bit integers, the other operand quantised row by row
     #[arg(long, global = true)]
     pub int8: bool,
@@ -43,7 +46,8 @@ impl NumericsArgs {
             (false, false) => WeightPrecision::F32,
         };
         let fast_math = self.fast_math.clone().unwrap_or_default();
-        Numerics { is_strict: self.numerics == Rounding::Strict, fast_math, weights }
+        let floats = if self.fp16 { FloatPrecision::F16 } else { FloatPrecision::F32 };
+        Numerics { is_strict: self.numerics == Rounding::Strict, fast_math, weights, floats }
     }
 
     /// Refuses flags that contradict one another.
@@ -56,7 +60,7 @@ impl NumericsArgs {
         if self.numerics() == Numerics::default() {
             return Ok(());
         }
-        let flags = "--numerics, --fast-math, --bf16 and --int8";
+        let flags = "--numerics, --fast-math, --bf16, --fp16 and --int8";
         Err(Failure::usage(format!("'{}' is a Program file, compiled already; {flags} are for models", path.display())))
     }
 }

@@ -80,7 +80,7 @@ impl Console {
 
     /// Refuses devices that are not there and says how an alias was read.
     pub fn announce_device(&self, asked: &str) -> Result<(), Failure> {
-        let name = resolve_device(asked)?;
+        let name = resolve_device(asked)?.to_string();
         if name != asked {
             self.notice(&format!("'{asked}' is read as '{name}'"));
         }

@@ -24,7 +24,7 @@ impl Subject {
     pub fn open(path: &Path, shared: &Shared) -> Result<Subject, Failure> {
         if is_program_file(path)? {
             shared.numerics.refuse_for_program(path)?;
-            return Ok(Subject::Program(ProgramRunner::open(path, options(shared).threads)?));
+            return Ok(Subject::Program(ProgramRunner::open(path, shared.device(), options(shared).threads)?));
         }
         Ok(Subject::Model(Box::new(open_runner(path, shared)?)))
     }
@@ -93,6 +93,8 @@ pub fn options(shared: &Shared) -> RunnerOptions {
         isa: shared.isa.unwrap_or(defaults.isa),
         passes: PassOptions { numerics: shared.numerics.numerics(), ..defaults.passes },
         tune: defaults.tune,
+        device: shared.device(),
+        is_device_strict: shared.strict,
     }
 }
 
@@ -117,10 +119,10 @@ pub fn open_tuned_runner(
     let cache_options = cache.map_or_else(CacheOptions::memory, CacheOptions::new);
     let cache = Arc::new(ProgramCache::open(cache_options).map_err(precast::Error::from)?);
     let options = RunnerOptions { tune: tune.options(), ..options(shared) };
-    Ok(Runner::with_tuning_of(open_model(path, shared)?, options, cache))
+    Ok(Runner::with_tuning_of(open_model(path, shared)?, options, cache)?)
 }
 
 /// A runner of a model.
 pub fn open_runner(path: &Path, shared: &Shared) -> Result<Runner, Failure> {
-    Ok(Runner::new(open_model(path, shared)?, options(shared)))
+    Ok(Runner::new(open_model(path, shared)?, options(shared))?)
 }

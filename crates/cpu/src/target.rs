@@ -49,44 +49,6 @@ impl CpuTarget {
         &self.tactics
     }
 
-    /// The Graph as the steps will compute it.
-    pub fn optimise(&self, graph: &Graph) -> Result<Graph, PassError> {
-        self.optimise_with(graph, &mut |_| {})
-    }
-
-    /// The Graph as the steps will compute it; hands on what each pass did.
-    pub fn optimise_with(&self, graph: &Graph, report: &mut dyn FnMut(PassReport)) -> Result<Graph, PassError> {
-        let canonical = run_passes_with(graph, CANONICAL, &self.options, report)?;
-        run_passes_with(&canonical, FUSED, &self.options, report)
-    }
-
-    /// Compiles a Graph as it is, without the target's passes.
-    pub fn compile_optimised(
-        &self,
-        graph: &Graph,
-        bucket: &Bucket,
-        store: &dyn ArtifactStore,
-    ) -> Result<Program, CompileError> {
-        self.options.numerics.check().map_err(CompileError::Numerics)?;
-        if self.options.numerics.floats != FloatPrecision::F32 {
-            let floats = self.options.numerics.floats.name();
-            return Err(CompileError::Numerics(format!("the CPU has no kernels on {floats} values; a GPU has")));
-        }
-        verify(graph).map_err(|error| CompileError::Pass { pass: "verify", reason: error.to_string() })?;
-        let mut builder = ProgramBuilder::new(graph, store)?;
-        for node in graph.nodes() {
-            if ProgramBuilder::is_view(&node.op) {
-                builder.add_view(node);
-                continue;
-            }
-            let mut step = StepNode::new(graph, node)?;
-            step.tactic = self.tactics.choose(&step);
-            builder.add_step(node, self.draft(&step, &node.provenance.to_string())?)?;
-        }
-        builder.add_outputs(|ty| self.draft(&copy_step(ty)?, "output"))?;
-        builder.finish(self.description.to_string(), bucket)
-    }
-
     fn draft(&self, step: &StepNode, node: &str) -> Result<StepDraft, CompileError> {
         let refuse = |reason: String| CompileError::Node { node: node.to_string(), op: step.op().name(), reason };
         let lowered = lower(step, self.machine).map_err(refuse)?;
@@ -109,12 +71,35 @@ impl Target for CpuTarget {
         &self.description
     }
 
-    fn compile(&self, graph: &Graph, bucket: &Bucket, store: &dyn ArtifactStore) -> Result<Program, CompileError> {
-        let pass_error = |error: PassError| CompileError::Pass { pass: error.pass, reason: error.reason };
-        let optimised = self.optimise(graph).map_err(pass_error)?;
-        // Passes have read constants that are folded into others by now.
-        graph.release_pages();
-        self.compile_optimised(&optimised, bucket, store)
+    fn optimise_with(&self, graph: &Graph, report: &mut dyn FnMut(PassReport)) -> Result<Graph, PassError> {
+        let canonical = run_passes_with(graph, CANONICAL, &self.options, report)?;
+        run_passes_with(&canonical, FUSED, &self.options, report)
+    }
+
+    fn compile_optimised(
+        &self,
+        graph: &Graph,
+        bucket: &Bucket,
+        store: &dyn ArtifactStore,
+    ) -> Result<Program, CompileError> {
+        self.options.numerics.check().map_err(CompileError::Numerics)?;
+        if self.options.numerics.floats != FloatPrecision::F32 {
+            let floats = self.options.numerics.floats.name();
+            return Err(CompileError::Numerics(format!("the CPU has no kernels on {floats} values; a GPU has")));
+        }
+        verify(graph).map_err(|error| PassError { pass: "verify", reason: error.to_string() })?;
+        let mut builder = ProgramBuilder::new(graph, store)?;
+        for node in graph.nodes() {
+            if ProgramBuilder::is_view(&node.op) {
+                builder.add_view(node);
+                continue;
+            }
+            let mut step = StepNode::new(graph, node)?;
+            step.tactic = self.tactics.choose(&step);
+            builder.add_step(node, self.draft(&step, &node.provenance.to_string())?)?;
+        }
+        builder.add_outputs(|ty| self.draft(&copy_step(ty)?, "output"))?;
+        builder.finish(self.description.to_string(), bucket)
     }
 }
 

@@ -66,48 +66,6 @@ impl GpuTarget {
         &self.arch
     }
 
-    /// The Graph as the steps will compute it; hands on what each pass did.
-    pub fn optimise_with(&self, graph: &Graph, report: &mut dyn FnMut(PassReport)) -> Result<Graph, PassError> {
-        let mut options = self.options.clone();
-        options.disabled.extend(FOREIGN_PASSES.map(str::to_string));
-        let canonical = run_passes_with(graph, CANONICAL, &options, report)?;
-        let fused = run_passes_with(&canonical, FUSED, &options, report)?;
-        let failed = |error: GraphError| PassError { pass: "narrow_floats", reason: error.to_string() };
-        match options.numerics.floats {
-            FloatPrecision::F32 => Ok(fused),
-            FloatPrecision::F16 => narrow_floats(&fused, DType::F16).map_err(failed),
-        }
-    }
-
-    /// Compiles a Graph as it is, without the target's passes.
-    pub fn compile_optimised(
-        &self,
-        graph: &Graph,
-        bucket: &Bucket,
-        store: &dyn ArtifactStore,
-    ) -> Result<Program, CompileError> {
-        let mut builder = ProgramBuilder::new(graph, store)?;
-        let layouts = choose_layouts(graph, &self.arch);
-        let mut drafts = Vec::new();
-        for node in graph.nodes() {
-            if ProgramBuilder::is_view(&node.op) {
-                builder.add_view(node);
-                continue;
-            }
-            let (step, draft) = self.draft(graph, node, &layouts)?;
-            builder.add_step(node, step)?;
-            drafts.push(draft);
-        }
-        builder.add_outputs(|ty| {
-            let (step, draft) = self.draft_copy(ty)?;
-            drafts.push(draft);
-            Ok(step)
-        })?;
-        let mut program = builder.finish(self.description.to_string(), bucket)?;
-        self.add_code(&mut program, drafts, store)?;
-        Ok(program)
-    }
-
     fn draft(&self, graph: &Graph, node: &Node, layouts: &Layouts) -> Result<(StepDraft, Draft), CompileError> {
         let refuse =
             |reason: String| CompileError::Node { node: node.provenance.to_string(), op: node.op.name(), reason };
@@ -173,7 +131,7 @@ impl GpuTarget {
                 }
             });
         }
-        let failed = |reason: String| CompileError::Pass { pass: "compile_kernels", reason };
+        let failed = |reason: String| CompileError::Pass(PassError { pass: "compile_kernels", reason });
         let compiled = compile_all(&texts, &self.arch, &*self.compiler, &*self.kernels).map_err(failed)?;
         let mut constants = Vec::new();
         for code in compiled {
@@ -231,10 +189,43 @@ impl Target for GpuTarget {
         &self.description
     }
 
-    fn compile(&self, graph: &Graph, bucket: &Bucket, store: &dyn ArtifactStore) -> Result<Program, CompileError> {
-        let pass_error = |error: PassError| CompileError::Pass { pass: error.pass, reason: error.reason };
-        let optimised = self.optimise_with(graph, &mut |_| {}).map_err(pass_error)?;
-        graph.release_pages();
-        self.compile_optimised(&optimised, bucket, store)
+    fn optimise_with(&self, graph: &Graph, report: &mut dyn FnMut(PassReport)) -> Result<Graph, PassError> {
+        let mut options = self.options.clone();
+        options.disabled.extend(FOREIGN_PASSES.map(str::to_string));
+        let canonical = run_passes_with(graph, CANONICAL, &options, report)?;
+        let fused = run_passes_with(&canonical, FUSED, &options, report)?;
+        let failed = |error: GraphError| PassError { pass: "narrow_floats", reason: error.to_string() };
+        match options.numerics.floats {
+            FloatPrecision::F32 => Ok(fused),
+            FloatPrecision::F16 => narrow_floats(&fused, DType::F16).map_err(failed),
+        }
+    }
+
+    fn compile_optimised(
+        &self,
+        graph: &Graph,
+        bucket: &Bucket,
+        store: &dyn ArtifactStore,
+    ) -> Result<Program, CompileError> {
+        let mut builder = ProgramBuilder::new(graph, store)?;
+        let layouts = choose_layouts(graph, &self.arch);
+        let mut drafts = Vec::new();
+        for node in graph.nodes() {
+            if ProgramBuilder::is_view(&node.op) {
+                builder.add_view(node);
+                continue;
+            }
+            let (step, draft) = self.draft(graph, node, &layouts)?;
+            builder.add_step(node, step)?;
+            drafts.push(draft);
+        }
+        builder.add_outputs(|ty| {
+            let (step, draft) = self.draft_copy(ty)?;
+            drafts.push(draft);
+            Ok(step)
+        })?;
+        let mut program = builder.finish(self.description.to_string(), bucket)?;
+        self.add_code(&mut program, drafts, store)?;
+        Ok(program)
     }
 }

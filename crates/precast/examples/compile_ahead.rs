@@ -7,7 +7,7 @@ fn main() -> Result<(), Error> {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/recsys190/recsys190.onnx");
     let options = RunnerOptions::default();
     let threads = options.threads;
-    let runner = Runner::new(Model::open(model.as_ref())?, options);
+    let runner = Runner::new(Model::open(model.as_ref())?, options)?;
     let inputs = runner
         .model()
         .inputs()?
@@ -25,7 +25,7 @@ fn main() -> Result<(), Error> {
     let ready = runner.ready(&inputs)?.ok_or_else(|| Error::Request("the model is not one Program".into()))?;
     save_program(&path, ready.program(), runner.store())?;
 
-    let program = ProgramRunner::open(&path, threads)?;
+    let program = ProgramRunner::open(&path, Default::default(), threads)?;
     let again = program.run(&inputs)?;
     assert_eq!(again, runner.run(&inputs)?, "the Program file gives what the model gives");
     println!("{} steps, {} outputs, the same bytes", program.program().steps.len(), again.len());

@@ -6,7 +6,7 @@ use precast::{DType, Error, InputInfo, Model, Runner, RunnerOptions, Tensor};
 fn main() -> Result<(), Error> {
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/recsys190/recsys190.onnx");
     let path = std::env::args().nth(1).unwrap_or_else(|| own.to_string());
-    let runner = Runner::new(Model::open(path.as_ref())?, RunnerOptions::default());
+    let runner = Runner::new(Model::open(path.as_ref())?, RunnerOptions::default())?;
     for batch in [1, 7, 64] {
         let inputs = runner
             .model()

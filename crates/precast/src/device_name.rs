@@ -1,53 +1,100 @@
 //! Names of devices. Each device has one name; what people call it elsewhere is turned into that name here and nowhere
 //! else. An unknown name is an error with a suggestion.
 
+use std::fmt;
+
 use crate::error::Error;
 use crate::suggestion::nearest;
 
-/// The CPU.
-pub const CPU: &str = "cpu";
+/// Kinds of devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceKind {
+    /// The CPU.
+    Cpu,
+    /// A GPU of NVIDIA.
+    Cuda,
+    /// A GPU of AMD.
+    Hip,
+}
 
-/// Kinds of devices that this build can open.
-pub const DEVICES: &[&str] = &[CPU];
+impl DeviceKind {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Cuda => "cuda",
+            DeviceKind::Hip => "hip",
+        }
+    }
+}
 
-/// What others call a kind of device, in lower case, and our name of the kind.
-const ALIASES: &[(&str, &str)] = &[
-    ("cpu", CPU),
-    ("cpuexecutionprovider", CPU),
-    ("cuda", "cuda"),
-    ("gpu", "cuda"),
-    ("nvidia", "cuda"),
-    ("cudaexecutionprovider", "cuda"),
-    ("tensorrt", "cuda"),
-    ("tensorrtexecutionprovider", "cuda"),
-    ("hip", "hip"),
-    ("rocm", "hip"),
-    ("amdgpu", "hip"),
-    ("migraphx", "hip"),
-    ("rocmexecutionprovider", "hip"),
-    ("amdgpuexecutionprovider", "hip"),
-    ("migraphxexecutionprovider", "hip"),
+/// One device: `cpu`, `cuda:0`, `hip:1`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceName {
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Which of its kind.
+    pub number: usize,
+}
+
+impl DeviceName {
+    /// The CPU.
+    pub const CPU: DeviceName = DeviceName { kind: DeviceKind::Cpu, number: 0 };
+}
+
+impl Default for DeviceName {
+    fn default() -> DeviceName {
+        DeviceName::CPU
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            DeviceKind::Cpu => f.write_str("cpu"),
+            kind => write!(f, "{}:{}", kind.name(), self.number),
+        }
+    }
+}
+
+/// What errors say that there is.
+const DEVICES: &str = "cpu, cuda:N, hip:N";
+
+/// What others call a kind of device, in lower case, and the kind.
+const ALIASES: &[(&str, DeviceKind)] = &[
+    ("cpu", DeviceKind::Cpu),
+    ("cpuexecutionprovider", DeviceKind::Cpu),
+    ("cuda", DeviceKind::Cuda),
+    ("gpu", DeviceKind::Cuda),
+    ("nvidia", DeviceKind::Cuda),
+    ("cudaexecutionprovider", DeviceKind::Cuda),
+    ("tensorrt", DeviceKind::Cuda),
+    ("tensorrtexecutionprovider", DeviceKind::Cuda),
+    ("hip", DeviceKind::Hip),
+    ("rocm", DeviceKind::Hip),
+    ("amdgpu", DeviceKind::Hip),
+    ("migraphx", DeviceKind::Hip),
+    ("rocmexecutionprovider", DeviceKind::Hip),
+    ("amdgpuexecutionprovider", DeviceKind::Hip),
+    ("migraphxexecutionprovider", DeviceKind::Hip),
 ];
 
-/// Our name of the device that a person asks for. It differs from what was asked where that is an alias.
-pub fn resolve_device(asked: &str) -> Result<&'static str, Error> {
+/// The device that a person asks for; a GPU without a number is the first of its kind.
+pub fn resolve_device(asked: &str) -> Result<DeviceName, Error> {
     let lower = asked.to_ascii_lowercase();
     let (kind, number) = lower.split_once(':').map_or((lower.as_str(), None), |(kind, number)| (kind, Some(number)));
-    let devices = DEVICES.join(", ");
-    let Some(&(_, name)) = ALIASES.iter().find(|(alias, _)| *alias == kind) else {
+    let Some(&(_, kind)) = ALIASES.iter().find(|(alias, _)| *alias == kind) else {
         let near = nearest(kind, ALIASES.iter().map(|(alias, _)| *alias));
         let hint = near.map_or(String::new(), |near| format!(" Did you mean '{near}'?"));
-        return Err(Error::Request(format!("there is no device '{asked}'; this build has: {devices}.{hint}")));
+        return Err(Error::Request(format!("there is no device '{asked}'; devices are: {DEVICES}.{hint}")));
     };
-    if !DEVICES.contains(&name) {
-        return Err(Error::Request(format!(
-            "'{asked}' needs {name} devices, which this build has not; it has: {devices}"
-        )));
+    let number = number.map_or(Some(0), |number| number.parse().ok());
+    match (kind, number) {
+        (DeviceKind::Cpu, Some(1..)) | (_, None) => {
+            Err(Error::Request(format!("there is no device '{asked}'; devices are: {DEVICES}")))
+        }
+        (kind, Some(number)) => Ok(DeviceName { kind, number }),
     }
-    if number.is_some_and(|number| number != "0") {
-        return Err(Error::Request(format!("there is no device '{asked}'; this build has: {devices}")));
-    }
-    Ok(name)
 }
 
 #[cfg(test)]
@@ -56,18 +103,20 @@ mod tests {
 
     #[test]
     fn aliases_become_the_one_name() {
-        for asked in ["cpu", "CPU", "cpu:0", "CPUExecutionProvider"] {
-            assert_eq!(resolve_device(asked).unwrap(), "cpu");
+        let cases = [("cpu", "cpu"), ("CPU", "cpu"), ("cpu:0", "cpu"), ("CPUExecutionProvider", "cpu")];
+        let gpus = [("cuda", "cuda:0"), ("GPU:1", "cuda:1"), ("MIGraphX", "hip:0"), ("rocm:7", "hip:7")];
+        for (asked, name) in cases.into_iter().chain(gpus) {
+            assert_eq!(resolve_device(asked).unwrap().to_string(), name);
         }
     }
 
     #[test]
     fn names_that_cannot_be_opened_say_what_can() {
         let message = |asked: &str| resolve_device(asked).unwrap_err().to_string();
-        assert_eq!(message("cuda:0"), "'cuda:0' needs cuda devices, which this build has not; it has: cpu");
-        assert_eq!(message("MIGraphX"), "'MIGraphX' needs hip devices, which this build has not; it has: cpu");
-        assert_eq!(message("cpi"), "there is no device 'cpi'; this build has: cpu. Did you mean 'cpu'?");
-        assert_eq!(message("typewriter"), "there is no device 'typewriter'; this build has: cpu.");
-        assert_eq!(message("cpu:1"), "there is no device 'cpu:1'; this build has: cpu");
+        let devices = "devices are: cpu, cuda:N, hip:N";
+        assert_eq!(message("cpi"), format!("there is no device 'cpi'; {devices}. Did you mean 'cpu'?"));
+        assert_eq!(message("typewriter"), format!("there is no device 'typewriter'; {devices}."));
+        assert_eq!(message("cpu:1"), format!("there is no device 'cpu:1'; {devices}"));
+        assert_eq!(message("cuda:x"), format!("there is no device 'cuda:x'; {devices}"));
     }
 }

@@ -35,6 +35,9 @@ pub enum Error {
     /// The device could not load the Program.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// A device is not there or cannot be opened.
+    #[error("{0}")]
+    Device(String),
     /// A run failed.
     #[error(transparent)]
     Run(#[from] RunError),
@@ -113,10 +116,11 @@ impl Error {
             Error::Import(ImportError::Read(error)) if error.kind() == ReadErrorKind::Refused => ErrorKind::Limit,
             Error::Import(_) | Error::Eval(_) | Error::Graph(_) => ErrorKind::Model,
             Error::Pass(_) => ErrorKind::Internal,
-            Error::Compile(CompileError::Pass { .. }) => ErrorKind::Internal,
+            Error::Compile(CompileError::Pass(_)) => ErrorKind::Internal,
             Error::Compile(CompileError::Numerics(_)) => ErrorKind::Usage,
             Error::Compile(_) => ErrorKind::Model,
-            Error::Load(LoadError::Target { .. }) => ErrorKind::Device,
+            Error::Load(LoadError::Target { .. } | LoadError::Device(_)) => ErrorKind::Device,
+            Error::Device(_) | Error::Run(RunError::Device(_)) => ErrorKind::Device,
             // A full disk or a missing right is the caller's to mend; nothing is damaged.
             Error::Store(StoreError::Io { .. }) => ErrorKind::Usage,
             Error::Load(_) | Error::Store(_) | Error::ProgramFile { .. } => ErrorKind::Integrity,
@@ -134,6 +138,7 @@ impl Error {
 fn session_kind(error: &SessionError) -> ErrorKind {
     match error {
         SessionError::Compile(error) if matches!(**error, CompileError::Numerics(_)) => ErrorKind::Usage,
+        SessionError::Run(RunError::Device(_)) => ErrorKind::Device,
         SessionError::Options(_)
         | SessionError::Request(_)
         | SessionError::OutOfRange(_)

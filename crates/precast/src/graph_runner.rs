@@ -4,13 +4,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
-use precast_cpu::{CpuDevice, CpuTarget};
 use precast_ir::eval::bind_shape;
 use precast_ir::op::{If, Loop};
 use precast_ir::{Graph, NodeId, Op, ValueId};
 use precast_passes::cut_segments::{Segment, cut_segments};
 use precast_passes::{CANONICAL, PassOptions, run_passes};
-use precast_program::{Bucket, Device, MemoryStore, Program};
+use precast_program::{Bucket, Device, MemoryStore, Program, Target};
 use precast_session::ContextPool;
 use precast_tensor::{Bindings, Tensor, Type};
 
@@ -19,8 +18,8 @@ use crate::tuning::Tuning;
 
 /// What all runners of a model share.
 pub struct Shared {
-    pub target: Arc<CpuTarget>,
-    pub device: Arc<CpuDevice>,
+    pub target: Arc<dyn Target>,
+    pub device: Arc<dyn Device>,
     pub store: MemoryStore,
     pub tuning: Tuning,
 }

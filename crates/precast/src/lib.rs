@@ -4,7 +4,7 @@
 //! use precast::{Model, Runner, RunnerOptions};
 //! # fn main() -> Result<(), precast::Error> {
 //! let model = Model::open("model.onnx".as_ref())?;
-//! let runner = Runner::new(model, RunnerOptions::default());
+//! let runner = Runner::new(model, RunnerOptions::default())?;
 //! let x = precast::Tensor::zeros(precast::DType::F32, [1, 3, 224, 224])?;
 //! for (name, tensor) in runner.run(&[("input".to_string(), x)])? {
 //!     println!("{name}: {}", tensor.type_());
@@ -24,6 +24,7 @@ mod model;
 mod model_source;
 pub mod npy;
 mod npy_header;
+mod open_device;
 mod open_session;
 mod program_file;
 mod program_runner;
@@ -49,7 +50,8 @@ pub use precast_ir::{Graph, text};
 pub use precast_onnx::{ImportError, ImportOptions, Imported, UnsupportedNode, operators};
 pub use precast_passes::batch_axis::{explain as explain_padding, pad_verdict};
 pub use precast_passes::{
-    CANONICAL, FUSED, FastMath, FastRewrite, Numerics, PassOptions, PassReport, Place, WeightPrecision, run_passes,
+    CANONICAL, FUSED, FastMath, FastRewrite, FloatPrecision, Numerics, PassOptions, PassReport, Place, WeightPrecision,
+    run_passes,
 };
 pub use precast_program::{Bucket, Port, Program, Step, TargetDescription, TuningRecord, TuningTable};
 pub use precast_session::{

@@ -4,13 +4,12 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use precast_cache::{KeyRecord, ProgramCache};
-use precast_cpu::CpuTarget;
 use precast_ir::Graph;
 use precast_onnx::{ImportError, ImportOptions};
 use precast_passes::cut_segments::{Segment, cut_segments};
 use precast_passes::{CANONICAL, PassOptions, run_passes};
-use precast_program::Bucket;
 use precast_program::program::BUILD;
+use precast_program::{Bucket, Target};
 use precast_session::{GraphSource, Interface, SessionError, SymbolicPort};
 use precast_tensor::{Digest, Dim, Type};
 
@@ -40,7 +39,7 @@ impl ModelSource {
     }
 
     /// What a Session needs to know, from the cache's notes where it is there.
-    pub(crate) fn interface(&self, target: &CpuTarget, cache: &ProgramCache) -> Result<Interface, Error> {
+    pub(crate) fn interface(&self, target: &dyn Target, cache: &ProgramCache) -> Result<Interface, Error> {
         let subject = self.subject();
         let note = subject.and_then(|subject| cache.note(KIND, &subject));
         if let Some(interface) = note.and_then(|note| postcard::from_bytes::<Interface>(&note).ok()) {

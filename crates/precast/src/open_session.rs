@@ -1,4 +1,4 @@
-//! A model as Sessions on the CPU. Most models are one Session; a model whose form depends on the values of some inputs has
+//! A model as Sessions on a device. Most models are one Session; a model whose form depends on the values of some inputs has
 //! one Session for each set of those values.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use precast_cache::{CacheOptions, KeyRecord, Mode, ProgramCache};
-use precast_cpu::{CpuDevice, CpuTarget, TuneOptions};
+use precast_cpu::TuneOptions;
 use precast_onnx::{ImportError, ImportOptions};
 use precast_program::TuningTable;
 use precast_session::{BucketPolicy, DimOptions, Readiness, RunReport, Session, SessionOptions, Startup};
@@ -17,6 +17,7 @@ use crate::dim_bind::DimBinds;
 use crate::error::Error;
 use crate::model::Model;
 use crate::model_source::ModelSource;
+use crate::open_device::{OpenDevice, open_device};
 use crate::runner::{Named, RunnerOptions};
 use crate::suggestion::listed;
 use crate::tuning::Tuning;
@@ -58,8 +59,7 @@ impl Default for OpenOptions {
 pub struct ModelSession {
     model: Model,
     options: OpenOptions,
-    target: Arc<CpuTarget>,
-    device: Arc<CpuDevice>,
+    device: OpenDevice,
     cache: Arc<ProgramCache>,
     tuning: Arc<Tuning>,
     /// Inputs whose values decide the form of the model, beside those that are frozen; learned from it.
@@ -92,13 +92,10 @@ impl ModelSession {
 
     /// Opens a model on a cache that is open already.
     pub fn open_on(model: &Model, options: &OpenOptions, cache: Arc<ProgramCache>) -> Result<ModelSession, Error> {
-        let runner = &options.runner;
-        let target = CpuTarget::new(runner.isa, runner.threads, runner.passes.clone()).with_tuning(cache.tuning());
-        let (target, device) = (Arc::new(target), Arc::new(CpuDevice::new(runner.threads)));
-        let tuning = Tuning::new(runner.tune, target.clone(), device.clone(), cache.clone());
+        let device = open_device(&options.runner, &cache)?;
+        let tuning = Tuning::new(options.runner.tune, device.cpu.clone(), cache.clone());
         let session = ModelSession {
             model: model.clone(),
-            target,
             device,
             tuning: Arc::new(tuning),
             cache,
@@ -219,16 +216,16 @@ impl ModelSession {
         let import = ImportOptions { dims, shapes, freeze: freeze.collect() };
         let source =
             Arc::new(ModelSource::new(&self.model, import, options.runner.passes.clone(), self.tuning.clone()));
-        let interface = source.interface(&self.target, &self.cache)?;
+        let interface = source.interface(&*self.device.target, &self.cache)?;
         let mut session = options.session.clone();
         if let (Some(symbol), true) = (batch_symbol(&interface), options.buckets != BucketPolicy::Exact) {
             session.dims.entry(symbol).or_insert(DimOptions { buckets: options.buckets.clone() });
         }
         let passes = &options.runner.passes;
         session.target_options.insert("disable".to_string(), passes.disabled.join(","));
-        session.device_label = cpu_label(options.runner.threads);
+        session.device_label = self.device.label.clone();
         let inputs = interface.inputs.iter().map(|input| input.name.clone()).collect();
-        let (target, device, cache) = (self.target.clone(), self.device.clone(), self.cache.clone());
+        let (target, device, cache) = (self.device.target.clone(), self.device.device.clone(), self.cache.clone());
         let session = Session::open(interface, source, session, target, device, cache)?;
         Ok(Form { session, inputs, outputs: self.model.outputs() })
     }
@@ -290,11 +287,4 @@ pub fn program_records(model: &Model, options: &OpenOptions, tuning: &TuningTabl
 pub fn batch_symbol(interface: &precast_session::Interface) -> Option<String> {
     let first = |input: &precast_session::SymbolicPort| Some(input.ty.dims.first()?.as_symbol()?.as_str().to_string());
     interface.inputs.iter().find_map(first)
-}
-
-/// The kind of machine that measured costs hold for.
-fn cpu_label(threads: usize) -> String {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    format!("{} with {threads} threads", name.map_or("unknown CPU", |(_, name)| name.trim()))
 }

@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use precast_cpu::CpuDevice;
 use precast_cpu::lower::REFERENCE;
-use precast_program::{Port, Program};
+use precast_driver::Vendor;
+use precast_program::{Device, Port, Program};
 use precast_session::ContextPool;
 use precast_tensor::{DType, Tensor};
 
+use crate::device_name::{DeviceKind, DeviceName};
 use crate::error::Error;
 use crate::model::InputInfo;
+use crate::open_device::open_gpu_device;
 use crate::program_file::load_program;
 use crate::runner::{Named, Ready};
 
@@ -20,9 +23,13 @@ pub struct ProgramRunner {
 }
 
 impl ProgramRunner {
-    /// Loads a Program file for runs on `threads` threads.
-    pub fn open(path: &Path, threads: usize) -> Result<ProgramRunner, Error> {
-        let device = Arc::new(CpuDevice::new(threads));
+    /// Loads a Program file for runs on a device, on `threads` threads where that is the CPU.
+    pub fn open(path: &Path, device: DeviceName, threads: usize) -> Result<ProgramRunner, Error> {
+        let device: Arc<dyn Device> = match device.kind {
+            DeviceKind::Cpu => Arc::new(CpuDevice::new(threads)),
+            DeviceKind::Cuda => Arc::new(open_gpu_device(Vendor::Cuda, device)?),
+            DeviceKind::Hip => Arc::new(open_gpu_device(Vendor::Hip, device)?),
+        };
         let loaded = load_program(path, &*device)?;
         Ok(ProgramRunner { part: Arc::new(ContextPool::new(loaded, device)) })
     }

@@ -1,4 +1,4 @@
-//! Runs a model on the CPU. Each set of input shapes is imported and compiled once and kept.
+//! Runs a model. Each set of input shapes is imported and compiled once and kept.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
@@ -6,18 +6,20 @@ use std::time::Duration;
 
 use precast_cache::{CacheOptions, ProgramCache};
 use precast_cpu::step::Tactic;
-use precast_cpu::{CpuDevice, CpuTarget, Isa, TuneOptions};
+use precast_cpu::{Isa, TuneOptions};
 use precast_ir::Graph;
 use precast_ir::eval::eval_graph;
 use precast_onnx::import::{ImportError, ImportOptions};
 use precast_passes::{PassOptions, PassReport};
-use precast_program::{Bucket, Device, DeviceContext, LoadedProgram, MemoryStore, Program};
+use precast_program::{Bucket, DeviceContext, LoadedProgram, MemoryStore, Program};
 use precast_session::{ContextPool, OutputBuffer};
 use precast_tensor::{DType, Dim, Tensor};
 
+use crate::device_name::DeviceName;
 use crate::error::Error;
 use crate::graph_runner::{GraphRunner, Shared};
 use crate::model::Model;
+use crate::open_device::open_device;
 use crate::suggestion::listed;
 use crate::tuning::Tuning;
 
@@ -32,12 +34,23 @@ pub struct RunnerOptions {
     pub passes: PassOptions,
     /// Whether tactics are measured before compiling; not unless set.
     pub tune: TuneOptions,
+    /// Where it runs; the CPU unless set.
+    pub device: DeviceName,
+    /// A node that the device has no kernel for is an error, instead of running on the host.
+    pub is_device_strict: bool,
 }
 
 impl Default for RunnerOptions {
     fn default() -> RunnerOptions {
         let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
-        RunnerOptions { threads, isa: Isa::detect(), passes: PassOptions::default(), tune: TuneOptions::default() }
+        RunnerOptions {
+            threads,
+            isa: Isa::detect(),
+            passes: PassOptions::default(),
+            tune: TuneOptions::default(),
+            device: DeviceName::CPU,
+            is_device_strict: false,
+        }
     }
 }
 
@@ -72,18 +85,17 @@ const PREPARED_KEPT: usize = 64;
 
 impl Runner {
     /// A runner of a model.
-    pub fn new(model: Model, options: RunnerOptions) -> Runner {
+    pub fn new(model: Model, options: RunnerOptions) -> Result<Runner, Error> {
         let memory = ProgramCache::open(CacheOptions::memory()).expect("a cache in memory has no root to refuse");
         Runner::with_tuning_of(model, options, Arc::new(memory))
     }
 
     /// A runner whose Programs rest on the measured tactics of a cache, where also those go that it measures itself.
-    pub fn with_tuning_of(model: Model, options: RunnerOptions, cache: Arc<ProgramCache>) -> Runner {
-        let target = CpuTarget::new(options.isa, options.threads, options.passes).with_tuning(cache.tuning());
-        let (target, device) = (Arc::new(target), Arc::new(CpuDevice::new(options.threads)));
-        let tuning = Tuning::new(options.tune, target.clone(), device.clone(), cache);
-        let shared = Shared { target, device, store: MemoryStore::default(), tuning };
-        Runner { model, shared: Arc::new(shared), frozen: Mutex::default(), prepared: Mutex::default() }
+    pub fn with_tuning_of(model: Model, options: RunnerOptions, cache: Arc<ProgramCache>) -> Result<Runner, Error> {
+        let opened = open_device(&options, &cache)?;
+        let tuning = Tuning::new(options.tune, opened.cpu, cache);
+        let shared = Shared { target: opened.target, device: opened.device, store: MemoryStore::default(), tuning };
+        Ok(Runner { model, shared: Arc::new(shared), frozen: Mutex::default(), prepared: Mutex::default() })
     }
 
     /// The model.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use precast_cache::{KeyRecord, ProgramCache};
 use precast_cpu::{CpuDevice, CpuTarget, Problem, TuneMode, TuneOptions, Tuner};
 use precast_ir::Graph;
+use precast_program::Target;
 use precast_tensor::Digest;
 
 use crate::error::Error;
@@ -16,26 +17,26 @@ const KIND: &str = "problems";
 /// Measures tactics for a target on a device, and keeps the records in a cache.
 pub(crate) struct Tuning {
     tuner: Tuner,
-    target: Arc<CpuTarget>,
-    device: Arc<CpuDevice>,
+    /// The CPU's target and device; other devices have nothing to measure.
+    cpu: Option<(Arc<CpuTarget>, Arc<CpuDevice>)>,
     cache: Arc<ProgramCache>,
 }
 
 impl Tuning {
     pub(crate) fn new(
         options: TuneOptions,
-        target: Arc<CpuTarget>,
-        device: Arc<CpuDevice>,
+        cpu: Option<(Arc<CpuTarget>, Arc<CpuDevice>)>,
         cache: Arc<ProgramCache>,
     ) -> Tuning {
-        Tuning { tuner: Tuner::new(options), target, device, cache }
+        Tuning { tuner: Tuner::new(options), cpu, cache }
     }
 
     /// The problems of a Graph as the steps compute it; measures those that are open, if asked to.
     pub(crate) fn tune(&self, optimised: &Graph) -> Vec<Problem> {
-        let problems = self.target.tactics().problems(optimised);
+        let Some((target, device)) = &self.cpu else { return Vec::new() };
+        let problems = target.tactics().problems(optimised);
         if self.is_measuring() {
-            self.cache.keep_tuning(&self.tuner.tune(self.target.tactics(), &problems, &self.device));
+            self.cache.keep_tuning(&self.tuner.tune(target.tactics(), &problems, device));
         }
         problems
     }
@@ -47,7 +48,8 @@ impl Tuning {
         untuned: &KeyRecord,
         graph: impl FnOnce() -> Result<Graph, Error>,
     ) -> Result<Option<Digest>, Error> {
-        let tactics = self.target.tactics();
+        let Some((target, _)) = &self.cpu else { return Ok(None) };
+        let tactics = target.tactics();
         if !self.is_measuring() && !tactics.has_records() {
             return Ok(None);
         }
@@ -58,7 +60,7 @@ impl Tuning {
         let noted = match noted {
             Some(noted) if !(self.is_measuring() && is_open(&noted)) => noted,
             _ => {
-                let problems = self.tune(&self.target.optimise(&graph()?)?);
+                let problems = self.tune(&target.optimise(&graph()?)?);
                 let noted: Noted =
                     problems.into_iter().map(|problem| (problem.key, problem.candidates.len())).collect();
                 if let Ok(note) = postcard::to_allocvec(&noted) {
@@ -72,7 +74,7 @@ impl Tuning {
 
     /// Whether tactics are measured.
     pub(crate) fn is_measuring(&self) -> bool {
-        self.tuner.mode() != TuneMode::Off
+        self.cpu.is_some() && self.tuner.mode() != TuneMode::Off
     }
 }
 

@@ -3,7 +3,7 @@
 
 use precast_ir::Graph;
 use precast_ir::graph::GraphError;
-use precast_passes::Numerics;
+use precast_passes::{Numerics, PassError, PassReport};
 
 use crate::bucket::Bucket;
 use crate::program::Program;
@@ -53,8 +53,29 @@ impl std::fmt::Display for TargetDescription {
 pub trait Target: Send + Sync {
     /// What it compiles for.
     fn description(&self) -> &TargetDescription;
-    /// Compiles a Graph whose dims are all numbers. Constants that the Program needs go to the store.
-    fn compile(&self, graph: &Graph, bucket: &Bucket, store: &dyn ArtifactStore) -> Result<Program, CompileError>;
+    /// The Graph as the steps will compute it; hands on what each pass did.
+    fn optimise_with(&self, graph: &Graph, report: &mut dyn FnMut(PassReport)) -> Result<Graph, PassError>;
+    /// Compiles a Graph as it is, without the target's passes. Its dims are all numbers. Constants that the Program needs
+    /// go to the store.
+    fn compile_optimised(
+        &self,
+        graph: &Graph,
+        bucket: &Bucket,
+        store: &dyn ArtifactStore,
+    ) -> Result<Program, CompileError>;
+
+    /// The Graph as the steps will compute it.
+    fn optimise(&self, graph: &Graph) -> Result<Graph, PassError> {
+        self.optimise_with(graph, &mut |_| {})
+    }
+
+    /// Compiles a Graph whose dims are all numbers.
+    fn compile(&self, graph: &Graph, bucket: &Bucket, store: &dyn ArtifactStore) -> Result<Program, CompileError> {
+        let optimised = self.optimise(graph)?;
+        // Passes have read constants that are folded into others by now.
+        graph.release_pages();
+        self.compile_optimised(&optimised, bucket, store)
+    }
 }
 
 /// Why a Graph did not become a Program.
@@ -72,13 +93,8 @@ pub enum CompileError {
         ty: String,
     },
     /// A pass failed, or broke the Graph.
-    #[error("pass {pass}: {reason}")]
-    Pass {
-        /// Which pass.
-        pass: &'static str,
-        /// What it did.
-        reason: String,
-    },
+    #[error(transparent)]
+    Pass(#[from] PassError),
     /// A node was refused while the Graph was rebuilt.
     #[error(transparent)]
     Graph(#[from] GraphError),

@@ -102,7 +102,7 @@ fn measure_model(entry: &ModelEntry, threads: usize, passes: &[String], rows: &m
     let runner = |disabled: &[&str]| -> Result<Runner> {
         let passes =
             PassOptions { disabled: disabled.iter().map(|pass| pass.to_string()).collect(), ..PassOptions::default() };
-        Ok(Runner::new(Model::open(&file)?, RunnerOptions { threads, passes, ..RunnerOptions::default() }))
+        Ok(Runner::new(Model::open(&file)?, RunnerOptions { threads, passes, ..RunnerOptions::default() })?)
     };
     let whole = runner(&[])?;
     let mut fired: BTreeMap<&str, usize> = BTreeMap::new();

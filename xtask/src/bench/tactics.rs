@@ -8,6 +8,7 @@ use clap::Args;
 use precast::{Graph, Isa, Tensor, TuneMode, TuneOptions};
 use precast_cpu::{CpuDevice, CpuTarget, Tuner};
 use precast_ir::op::{Conv, Unary, UnaryFn};
+use precast_program::Target;
 use precast_tensor::{DType, Dim, Type};
 use serde::Serialize;
 use serde_json::json;

@@ -1,0 +1,109 @@
+//! A target and the device that runs its Programs, by the device's name.
+
+use std::sync::Arc;
+
+use precast_cache::ProgramCache;
+use precast_cpu::{CpuDevice, CpuTarget};
+use precast_driver::{Compiler, DriverError, Library, Vendor};
+use precast_gpu::{GpuDevice, GpuTarget, KernelCompiler, KernelStore};
+use precast_program::{Device, Target};
+use precast_tensor::Digest;
+
+use crate::device_name::{DeviceKind, DeviceName};
+use crate::error::Error;
+use crate::runner::RunnerOptions;
+
+/// Kind of the notes that hold machine code.
+const KIND: &str = "kernel";
+
+/// A target and the device that runs its Programs.
+pub(crate) struct OpenDevice {
+    pub(crate) target: Arc<dyn Target>,
+    pub(crate) device: Arc<dyn Device>,
+    /// The same two where they are the CPU's, whose tactics can be measured.
+    pub(crate) cpu: Option<(Arc<CpuTarget>, Arc<CpuDevice>)>,
+    /// The kind of machine that measured costs hold for.
+    pub(crate) label: String,
+}
+
+/// Opens the device that the options name.
+pub(crate) fn open_device(options: &RunnerOptions, cache: &Arc<ProgramCache>) -> Result<OpenDevice, Error> {
+    match options.device.kind {
+        DeviceKind::Cpu => Ok(open_cpu(options, cache)),
+        DeviceKind::Cuda => open_gpu(Vendor::Cuda, options, cache),
+        DeviceKind::Hip => open_gpu(Vendor::Hip, options, cache),
+    }
+}
+
+fn open_cpu(options: &RunnerOptions, cache: &ProgramCache) -> OpenDevice {
+    let target = CpuTarget::new(options.isa, options.threads, options.passes.clone()).with_tuning(cache.tuning());
+    let (target, device) = (Arc::new(target), Arc::new(CpuDevice::new(options.threads)));
+    let label = cpu_label(options.threads);
+    OpenDevice { target: target.clone(), device: device.clone(), cpu: Some((target, device)), label }
+}
+
+fn open_gpu(vendor: Vendor, options: &RunnerOptions, cache: &Arc<ProgramCache>) -> Result<OpenDevice, Error> {
+    let device = open_gpu_device(vendor, options.device)?;
+    let compiler = Compiler::open(vendor).map_err(refused)?;
+    let version = compiler.version().map_err(refused)?;
+    let label = format!("{} ({})", device.driver().info().name, device.arch().name);
+    let compiler = Arc::new(RuntimeCompiler { compiler, version });
+    let kernels = Arc::new(CachedKernels(cache.clone()));
+    let target = GpuTarget::new(device.arch().clone(), options.passes.clone(), compiler, kernels);
+    let target = if options.is_device_strict { target.strict() } else { target };
+    Ok(OpenDevice { target: Arc::new(target), device: Arc::new(device), cpu: None, label })
+}
+
+/// Opens a GPU by its name, to run Programs that are compiled already.
+pub(crate) fn open_gpu_device(vendor: Vendor, name: DeviceName) -> Result<GpuDevice, Error> {
+    let library = Library::open(vendor).map_err(refused)?;
+    let count = library.device_count().map_err(refused)?;
+    if name.number >= count {
+        return Err(Error::Device(format!("there is no device '{name}'; the driver has {count} of its kind")));
+    }
+    GpuDevice::new(library.device(name.number).map_err(refused)?).map_err(refused)
+}
+
+/// The vendor's compiler as kernels are compiled with it.
+struct RuntimeCompiler {
+    compiler: Compiler,
+    version: (i32, i32),
+}
+
+impl KernelCompiler for RuntimeCompiler {
+    fn version(&self) -> String {
+        let name = match self.compiler.vendor() {
+            Vendor::Cuda => "nvrtc",
+            Vendor::Hip => "hiprtc",
+        };
+        format!("{name}{}.{}", self.version.0, self.version.1)
+    }
+
+    fn compile(&self, text: &str, arch: &str) -> Result<Vec<u8>, String> {
+        self.compiler.compile(text, "kernel", arch, &["-std=c++17"]).map_err(|error| error.to_string())
+    }
+}
+
+/// Machine code as notes of a cache.
+struct CachedKernels(Arc<ProgramCache>);
+
+impl KernelStore for CachedKernels {
+    fn find(&self, key: &Digest) -> Option<Vec<u8>> {
+        self.0.note(KIND, key)
+    }
+
+    fn keep(&self, key: &Digest, code: &[u8]) {
+        self.0.keep_note(KIND, key, code);
+    }
+}
+
+/// The kind of machine that measured costs hold for.
+fn cpu_label(threads: usize) -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    format!("{} with {threads} threads", name.map_or("unknown CPU", |(_, name)| name.trim()))
+}
+
+fn refused(error: DriverError) -> Error {
+    Error::Device(error.to_string())
+}
