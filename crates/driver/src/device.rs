@@ -166,12 +166,7 @@ impl Device {
     }
 
     /// Refuses an object of another device.
-    pub(crate) fn check_same(
-        &self,
-        call: &'static str,
-        what: &'static str,
-        other: &Device,
-    ) -> Result<(), DriverError> {
+    pub(crate) fn check_same(&self, call: &'static str, what: &'static str, other: &Device) -> Result<(), DriverError> {
         let (expected, found) = (self.info().ordinal, other.info().ordinal);
         if expected == found && self.library().is_same(other.library()) {
             return Ok(());

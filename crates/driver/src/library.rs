@@ -171,11 +171,7 @@ impl fmt::Debug for Library {
 }
 
 /// Opens the first of several names that the loader finds.
-pub(crate) fn open_first(
-    vendor: Vendor,
-    what: &'static str,
-    names: &[&str],
-) -> Result<(Loaded, String), DriverError> {
+pub(crate) fn open_first(vendor: Vendor, what: &'static str, names: &[&str]) -> Result<(Loaded, String), DriverError> {
     let mut reasons = Vec::new();
     for name in names {
         // SAFETY: a vendor's library runs its own initialisers when it is opened, which is what loading it means. The

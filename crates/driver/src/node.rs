@@ -184,7 +184,10 @@ mod tests {
         assert_eq!((offset_of!(CudaKernel, context), size_of::<CudaKernel>()), (64, 72));
         assert_eq!((offset_of!(HipKernel, function), offset_of!(HipKernel, grid)), (24, 32));
         assert_eq!((offset_of!(HipKernel, shared_bytes), size_of::<HipKernel>()), (56, 64));
-        assert_eq!((offset_of!(CudaCopy, to), offset_of!(CudaCopy, width_bytes), size_of::<CudaCopy>()), (88, 176, 200));
+        assert_eq!(
+            (offset_of!(CudaCopy, to), offset_of!(CudaCopy, width_bytes), size_of::<CudaCopy>()),
+            (88, 176, 200)
+        );
         assert_eq!((offset_of!(CudaFill, value), offset_of!(CudaFill, width), size_of::<CudaFill>()), (16, 24, 40));
         assert_eq!((offset_of!(HipFill, height), offset_of!(HipFill, width), size_of::<HipFill>()), (16, 40, 48));
     }

@@ -75,9 +75,7 @@ impl Stream {
             let none = std::ptr::null_mut();
             // SAFETY: the handles are alive, the driver copies the parameters before it returns, and the caller vouches
             // for their meaning.
-            unsafe {
-                (entry.call)(function.handle(), gx, gy, gz, bx, by, bz, shared_bytes, self.raw, parameters, none)
-            }
+            unsafe { (entry.call)(function.handle(), gx, gy, gz, bx, by, bz, shared_bytes, self.raw, parameters, none) }
         });
         self.device.check(entry.name, code)
     }
@@ -143,13 +141,7 @@ impl Stream {
     }
 
     /// Queues the filling of a range with one byte.
-    pub fn fill(
-        &self,
-        destination: &DeviceBuffer,
-        offset: usize,
-        bytes: usize,
-        value: u8,
-    ) -> Result<(), DriverError> {
+    pub fn fill(&self, destination: &DeviceBuffer, offset: usize, bytes: usize, value: u8) -> Result<(), DriverError> {
         self.device.check_same("fill", "destination", destination.device())?;
         let address = destination.at("fill", offset, bytes)?;
         if bytes == 0 {
