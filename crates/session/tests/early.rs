@@ -10,6 +10,7 @@ use precast_cpu::{CpuDevice, CpuTarget, Isa};
 use precast_ir::attr::NoConstants;
 use precast_ir::eval::eval_graph;
 use precast_ir::{Graph, text};
+use precast_passes::{PassError, PassReport};
 use precast_program::{ArtifactStore, Bucket, CompileError, Program, Target, TargetDescription};
 use precast_session::{
     BucketPolicy, DimOptions, Observer, Phase, Progress, Readiness, Reason, RunReport, Session, SessionError,
@@ -72,7 +73,16 @@ impl Target for GatedTarget {
         self.target.description()
     }
 
-    fn compile(&self, graph: &Graph, bucket: &Bucket, store: &dyn ArtifactStore) -> Result<Program, CompileError> {
+    fn optimise_with(&self, graph: &Graph, report: &mut dyn FnMut(PassReport)) -> Result<Graph, PassError> {
+        self.target.optimise_with(graph, report)
+    }
+
+    fn compile_optimised(
+        &self,
+        graph: &Graph,
+        bucket: &Bucket,
+        store: &dyn ArtifactStore,
+    ) -> Result<Program, CompileError> {
         let extent = bucket.dims().next().unwrap().1;
         self.order.lock().unwrap().push(extent);
         self.begun.fetch_add(1, Ordering::SeqCst);
@@ -80,9 +90,9 @@ impl Target for GatedTarget {
             drop(self.opened.wait_while(self.is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
         }
         if self.broken == Some(extent) {
-            return Err(CompileError::Pass { pass: "test", reason: "a broken Bucket".to_string() });
+            return Err(PassError { pass: "test", reason: "a broken Bucket".to_string() }.into());
         }
-        let program = self.target.compile(graph, bucket, store);
+        let program = self.target.compile_optimised(graph, bucket, store);
         self.done.fetch_add(1, Ordering::SeqCst);
         program
     }

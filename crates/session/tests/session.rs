@@ -8,6 +8,7 @@ use precast_cpu::{CpuDevice, CpuTarget, Isa};
 use precast_ir::attr::NoConstants;
 use precast_ir::eval::eval_graph;
 use precast_ir::{Graph, text};
+use precast_passes::{PassError, PassReport};
 use precast_program::ArtifactStore;
 use precast_program::{Bucket, CompileError, Program, Target, TargetDescription};
 use precast_session::{
@@ -298,9 +299,18 @@ impl Target for SlowTarget {
         self.0.description()
     }
 
-    fn compile(&self, graph: &Graph, bucket: &Bucket, store: &dyn ArtifactStore) -> Result<Program, CompileError> {
+    fn optimise_with(&self, graph: &Graph, report: &mut dyn FnMut(PassReport)) -> Result<Graph, PassError> {
+        self.0.optimise_with(graph, report)
+    }
+
+    fn compile_optimised(
+        &self,
+        graph: &Graph,
+        bucket: &Bucket,
+        store: &dyn ArtifactStore,
+    ) -> Result<Program, CompileError> {
         std::thread::sleep(self.1);
-        self.0.compile(graph, bucket, store)
+        self.0.compile_optimised(graph, bucket, store)
     }
 }
 

@@ -1,0 +1,123 @@
+//! Buffers and copies.
+#![allow(unsafe_code, clippy::unwrap_used, reason = "the whole file is a test")]
+
+mod rig;
+
+use precast_driver::DriverError;
+use precast_fake_driver::Fake;
+use rig::on_both;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+#[test]
+fn ordinary_memory_goes_there_and_back_in_pieces() {
+    on_both(|_, rig| {
+        let stream = rig.device.stream().unwrap();
+        // More than two halves of the staging memory, and a rest.
+        let bytes: Vec<u8> = (0..5_000_003u32).map(|index| (index % 251) as u8).collect();
+        let buffer = rig.device.allocate(bytes.len() + 7).unwrap();
+        stream.upload(&buffer, 7, &bytes).unwrap();
+        let mut back = vec![0; bytes.len()];
+        stream.download(&buffer, 7, &mut back).unwrap();
+        assert!(back == bytes);
+        let mut part = [0; 3];
+        stream.download(&buffer, 7 + 4_999_999, &mut part).unwrap();
+        assert_eq!(part, bytes[4_999_999..5_000_002]);
+    });
+}
+
+#[test]
+fn pinned_memory_is_copied_when_the_stream_gets_there() {
+    on_both(|_, rig| {
+        let stream = rig.device.stream().unwrap();
+        let buffer = rig.device.allocate(16).unwrap();
+        let mut source = rig.device.allocate_pinned(8).unwrap();
+        let target = rig.device.allocate_pinned(16).unwrap();
+        assert_eq!(source.as_slice(), [0; 8]);
+        source.as_mut_slice().copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        stream.fill(&buffer, 0, 16, 9).unwrap();
+        // SAFETY: the buffers live until the stream was waited for, and nobody touches them meanwhile.
+        unsafe { stream.copy_to_device(&buffer, 4, &source, 2..6) }.unwrap();
+        stream.copy_device(&buffer, 10, &buffer, 5, 2).unwrap();
+        // SAFETY: as above.
+        unsafe { stream.copy_from_device(&target, 0..16, &buffer, 0) }.unwrap();
+        assert!(!stream.query().unwrap());
+        stream.synchronize().unwrap();
+        assert_eq!(target.as_slice(), [9, 9, 9, 9, 3, 4, 5, 6, 9, 9, 4, 5, 9, 9, 9, 9]);
+        assert!(stream.query().unwrap());
+    });
+}
+
+#[test]
+fn empty_buffers_need_no_driver() {
+    on_both(|fake, rig| {
+        let stream = rig.device.stream().unwrap();
+        let (buffer, pinned) = (rig.device.allocate(0).unwrap(), rig.device.allocate_pinned(0).unwrap());
+        assert_eq!((buffer.address(), buffer.len(), buffer.is_empty()), (0, 0, true));
+        stream.upload(&buffer, 0, &[]).unwrap();
+        stream.download(&buffer, 0, &mut []).unwrap();
+        stream.fill(&buffer, 0, 0, 1).unwrap();
+        // SAFETY: no byte is copied.
+        unsafe { stream.copy_to_device(&buffer, 0, &pinned, 0..0) }.unwrap();
+        assert!(!fake.live().contains("buffers") && !fake.live().contains("pinned"));
+    });
+}
+
+#[test]
+fn ranges_outside_a_buffer_are_refused() {
+    on_both(|_, rig| {
+        let stream = rig.device.stream().unwrap();
+        let buffer = rig.device.allocate(8).unwrap();
+        let error = stream.upload(&buffer, 6, &[1, 2, 3]).unwrap_err();
+        assert_eq!(error, DriverError::OutOfRange { call: "upload", start: 6, end: 9, len: 8 });
+        let error = stream.copy_device(&buffer, usize::MAX, &buffer, 0, 2).unwrap_err();
+        let sentence = format!("copy_device: bytes {0} to {0} do not lie inside a buffer of 8 bytes", usize::MAX);
+        assert_eq!(error.to_string(), sentence);
+    });
+}
+
+#[test]
+fn fresh_memory_is_not_a_number() {
+    on_both(|_, rig| {
+        let stream = rig.device.stream().unwrap();
+        let buffer = rig.device.allocate(4).unwrap();
+        let mut bytes = [0; 4];
+        stream.download(&buffer, 0, &mut bytes).unwrap();
+        assert!(f32::from_le_bytes(bytes).is_nan());
+    });
+}
+
+#[test]
+fn memory_that_does_not_fit_is_an_error_of_its_kind() {
+    on_both(|_, rig| {
+        let before = rig.device.memory_free_total().unwrap();
+        let error = rig.device.allocate(1 << 40).unwrap_err();
+        assert!(error.is_out_of_memory() && !error.is_sticky(), "{error}");
+        let buffer = rig.device.allocate(1000).unwrap();
+        let after = rig.device.memory_free_total().unwrap();
+        assert_eq!(before.free_bytes - after.free_bytes, 1000);
+        assert_eq!(after.total_bytes, rig.device.info().memory_bytes);
+        drop(buffer);
+        assert_eq!(rig.device.memory_free_total().unwrap(), before);
+    });
+}
+
+/// Run in a process of its own by the test below, since it dies.
+#[test]
+#[ignore = "dies of a fault, which `the_host_cannot_touch_device_memory` looks for"]
+fn touch_device_memory() {
+    let fake = Fake::new(1);
+    let rig = rig::Rig::open(&fake, precast_driver::Vendor::Cuda).unwrap();
+    let buffer = rig.device.allocate(8).unwrap();
+    // SAFETY: none; the fault is the point.
+    let byte = unsafe { std::ptr::read_volatile(buffer.address() as *const u8) };
+    println!("read {byte}");
+}
+
+#[test]
+fn the_host_cannot_touch_device_memory() {
+    let executable = std::env::current_exe().unwrap();
+    let output = Command::new(executable).args(["--ignored", "--exact", "touch_device_memory"]).output().unwrap();
+    const SEGMENTATION_FAULT: i32 = 11;
+    assert_eq!(output.status.signal(), Some(SEGMENTATION_FAULT));
+}
