@@ -4,9 +4,11 @@
 pub mod compile;
 mod context;
 mod device;
+pub mod element;
 pub mod kernel;
 pub mod layout;
 pub mod lower;
+pub mod nest;
 mod ops;
 pub mod site;
 pub mod step;

@@ -1,0 +1,8 @@
+//! Kernels of every family, run on the host and compared with reference evaluation.
+
+mod host;
+
+#[path = "ops/elementwise.rs"]
+mod elementwise;
+#[path = "ops/layout.rs"]
+mod layout;
