@@ -1,1 +1,5 @@
 //! Kernels by family.
+
+pub mod conv;
+pub mod fused_epilogue;
+pub mod matmul;
