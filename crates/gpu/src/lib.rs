@@ -5,3 +5,4 @@ pub mod kernel;
 pub mod lower;
 mod ops;
 pub mod site;
+pub mod tactics;
