@@ -25,6 +25,13 @@ pub const CONV_DEPTHWISE: &str = include_str!("text/conv_depthwise.h");
 /// Transposed convolutions.
 pub const CONV_TRANSPOSE: &str = include_str!("text/conv_transpose.h");
 
+/// Products of few rows.
+pub const GEMV: &str = include_str!("text/gemv.h");
+/// Attentions on matrix instructions.
+pub const ATTENTION_MMA: &str = include_str!("text/attention_mma.h");
+/// Attentions by multiply-add.
+pub const ATTENTION_FMA: &str = include_str!("text/attention_fma.h");
+
 /// Whose compiler and driver a kernel is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Vendor {

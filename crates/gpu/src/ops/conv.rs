@@ -166,12 +166,14 @@ pub(crate) fn product(root: &Root, sizes: &ConvSizes) -> Option<Product> {
     let k = group_channels * taps;
     let m = sizes.images * sizes.output.iter().product::<usize>();
     let filter = site.constant(inputs[1]);
-    // The order of a filter in memory is channels, then taps; where channels of x are neighbours they have to come last.
-    let is_last = sizes.is_channels_last() && (taps == 1 || filter.is_some());
+    // Where channels of x are neighbours, those of the filter have to be so too; one that is computed stays as it is.
+    let is_free = taps == 1 || group_channels == 1;
+    let is_filter_last = site.strides(inputs[1])[1] == 1;
+    let is_last = if filter.is_some() || is_free { sizes.is_channels_last() } else { is_filter_last };
     let is_16_bit = matches!(dtype, DType::F16 | DType::BF16);
     let pitch = if is_16_bit && filter.is_some() { k.next_multiple_of(8) } else { k };
     let mut packed = Vec::new();
-    let b_operand = match filter.filter(|_| pitch != k || (is_last && taps > 1)) {
+    let b_operand = match filter.filter(|_| pitch != k || (is_last != is_filter_last && !is_free)) {
         Some(filter) => {
             packed.push(packed_filter(filter, group_channels, taps, pitch, is_last)?);
             Operand::Packed(0)
@@ -181,8 +183,8 @@ pub(crate) fn product(root: &Root, sizes: &ConvSizes) -> Option<Product> {
     let b = Side::matrix(b_operand, true, common_width(8, &[pitch]), pitch, format!("z * {}", n * pitch));
     let a_operand = Operand::Read(inputs[0] as u32);
     let a_start = format!("z * {}", group_channels * sizes.x_strides[1]);
-    let a_vec = if is_last { common_width(8, &[group_channels, sizes.channels]) } else { 1 };
-    let is_matrix = is_last && sizes.is_pointwise();
+    let a_vec = if is_last && sizes.is_channels_last() { common_width(8, &[group_channels, sizes.channels]) } else { 1 };
+    let is_matrix = sizes.is_channels_last() && sizes.is_pointwise();
     let mut constants = String::new();
     let a = if is_matrix {
         Side::matrix(a_operand, true, a_vec, sizes.channels, a_start)
@@ -202,6 +204,7 @@ pub(crate) fn product(root: &Root, sizes: &ConvSizes) -> Option<Product> {
         is_grouped: true,
         a,
         b,
+        b_input: Operand::Read(inputs[1] as u32),
         b_pitch: pitch,
         is_a_along_k: is_last,
         constants,

@@ -45,6 +45,9 @@ pub(crate) fn lower(root: &Root, op: &ConvTranspose) -> Option<Lowered> {
     let mut text = format!("typedef {name} T;\ntypedef {out_name} Y;\ntypedef f32 Acc;\n");
     let group_out = channels / sizes.groups;
     let _ = writeln!(text, "constexpr int N = {channels}, SPLITS = 1, WIDTH = 1, GROUP_OUT = {group_out};");
+    let strides = five(&site.strides(inputs[1]))?;
+    let [c, o, taps] = [strides[0], strides[1], if strides[1] == 1 && filter[1] > 1 { filter[1] } else { 1 }];
+    let _ = writeln!(text, "constexpr i64 FILTER_C = {c}, FILTER_O = {o}, FILTER_TAP = {taps};");
     let _ = writeln!(text, "constexpr bool Z_IS_GROUP = true, ALONG_ROWS = {along_rows};");
     let _ = writeln!(text, "DEVICE i64 place(i64 row, int column) {{ return {}; }}", coordinates.place());
     text.push_str(&epilogue.text);

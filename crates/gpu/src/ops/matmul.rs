@@ -7,6 +7,7 @@ use precast_tensor::{DType, Tensor};
 use crate::kernel::{Lowered, Operand};
 use crate::ops::c_text::{broadcast_strides, common_width, offset_text};
 use crate::ops::epilogue::{Coordinates, Epilogue, Root};
+use crate::ops::gemv;
 use crate::ops::product::{Product, Side};
 use crate::site::{Site, dense_strides};
 
@@ -17,7 +18,9 @@ pub fn lower(site: &Site) -> Result<Option<Lowered>, String> {
 
 /// The kernels of a product with what follows it.
 pub fn lower_root(root: &Root) -> Option<Lowered> {
-    product(root)?.lower(root.site.arch)
+    let product = product(root)?;
+    let is_one_matrix = product.count == 1;
+    gemv::lower(root.site, &product, is_one_matrix).or_else(|| product.lower(root.site.arch))
 }
 
 /// Sizes of a matrix product, all batch axes of which may be rows.
@@ -115,6 +118,7 @@ pub(crate) fn product(root: &Root) -> Option<Product> {
         is_grouped: false,
         a,
         b,
+        b_input: Operand::Read(inputs[1] as u32),
         b_pitch,
         is_a_along_k: is_a_by_rows,
         constants: String::new(),

@@ -7,6 +7,7 @@ mod conv_depthwise;
 mod conv_transpose;
 pub mod epilogue;
 pub mod fused_epilogue;
+mod gemv;
 pub mod matmul;
 pub mod product;
 pub mod tiles;

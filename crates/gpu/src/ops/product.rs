@@ -58,6 +58,8 @@ pub struct Product {
     pub a: Side,
     /// Columns.
     pub b: Side,
+    /// The operand of the node that `b` is.
+    pub b_input: Operand,
     /// From one step of the inner axis to the next in a right operand by columns.
     pub b_pitch: usize,
     /// Whether elements of `a` that one after the other are read lie along the inner axis.
@@ -145,7 +147,7 @@ impl Product {
         Some(Lowered { name, launches, scratch_bytes, packed: self.packed })
     }
 
-    fn operands(&self, first: &[Operand], last: Operand, has_epilogue: bool) -> Vec<Operand> {
+    pub(crate) fn operands(&self, first: &[Operand], last: Operand, has_epilogue: bool) -> Vec<Operand> {
         let mut operands = first.to_vec();
         if has_epilogue {
             operands.extend(self.epilogue.operands.iter().map(|(operand, _)| *operand));
@@ -199,7 +201,7 @@ impl Product {
     }
 
     /// What both launches say of the result.
-    fn result_text(&self, tactic: &Tactic, acc: &str) -> Option<String> {
+    pub(crate) fn result_text(&self, tactic: &Tactic, acc: &str) -> Option<String> {
         let mut text = String::new();
         let (input, output) = (type_name(self.dtype)?, type_name(self.out_dtype)?);
         let _ = writeln!(text, "typedef {input} T;\ntypedef {output} Y;\ntypedef {acc} Acc;");
@@ -222,7 +224,7 @@ impl Product {
         Some(text)
     }
 
-    fn epilogue_parameters(&self, first: usize) -> [String; 2] {
+    pub(crate) fn epilogue_parameters(&self, first: usize) -> [String; 2] {
         let mut parameters = String::new();
         let mut values = Vec::new();
         for (at, (_, dtype)) in self.epilogue.operands.iter().enumerate() {

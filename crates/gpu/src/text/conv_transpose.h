@@ -14,7 +14,7 @@ template <class E> DEVICE void gather(const T *x, const T *filter, const E &end,
     i64 row = ALONG_ROWS ? item / ((i64)PLACES * N) * PLACES + item % PLACES : item / N;
     int place = (int)(row % PLACES), group = column / GROUP_OUT;
     x += row / PLACES * X_N + (i64)group * GROUP_CHANNELS * X_C;
-    filter += ((i64)group * GROUP_CHANNELS * GROUP_OUT + column % GROUP_OUT) * TAPS;
+    filter += group * GROUP_CHANNELS * FILTER_C + column % GROUP_OUT * FILTER_O;
     f32 sum[1] = {0};
     for (int tap = 0; tap < TAPS; tap++) {
         int w = reached_from<STRIDE_W, IN_W>(place % OUT_W + PAD_W, tap % KERNEL_W * DILATION_W);
@@ -24,7 +24,7 @@ template <class E> DEVICE void gather(const T *x, const T *filter, const E &end,
         const T *from = x + d * X_D + h * X_H + w * X_W;
         f32 part = 0;
         for (int c = 0; c < GROUP_CHANNELS; c++)
-            part += to_f32(from[(i64)c * X_C]) * to_f32(filter[(i64)c * GROUP_OUT * TAPS + tap]);
+            part += to_f32(from[(i64)c * X_C]) * to_f32(filter[c * FILTER_C + tap * FILTER_TAP]);
         sum[0] += part;
     }
     end.finish(sum, row, rows, column, 0);
