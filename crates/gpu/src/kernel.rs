@@ -8,6 +8,30 @@ pub const PRELUDE: &str = concat!(include_str!("text/prelude.h"), include_str!("
 /// The host's part of it, for tests without a GPU.
 pub const HOST: &str = include_str!("text/host.h");
 
+/// Matrix instructions, for kernels that name them.
+pub const MATRIX: &str = include_str!("text/matrix.h");
+/// Where operands of products lie.
+pub const PRODUCT_SOURCES: &str = include_str!("text/tile_sources.h");
+/// Windows of convolutions as operands of products.
+pub const PRODUCT_WINDOWS: &str = include_str!("text/window_rows.h");
+/// Products on matrix instructions.
+pub const PRODUCT_MMA: &str = include_str!("text/gemm_mma.h");
+/// Products by multiply-add.
+pub const PRODUCT_FMA: &str = include_str!("text/gemm_fma.h");
+/// The end of products.
+pub const PRODUCT_FINISH: &str = include_str!("text/finish.h");
+/// Depthwise convolutions.
+pub const CONV_DEPTHWISE: &str = include_str!("text/conv_depthwise.h");
+/// Transposed convolutions.
+pub const CONV_TRANSPOSE: &str = include_str!("text/conv_transpose.h");
+
+/// Products of few rows.
+pub const GEMV: &str = include_str!("text/gemv.h");
+/// Attentions on matrix instructions.
+pub const ATTENTION_MMA: &str = include_str!("text/attention_mma.h");
+/// Attentions by multiply-add.
+pub const ATTENTION_FMA: &str = include_str!("text/attention_fma.h");
+
 /// Whose compiler and driver a kernel is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Vendor {

@@ -19,3 +19,4 @@ pub use context::GpuContext;
 pub use device::{GpuDevice, arch_of};
 pub use kernel::{Arch, Vendor};
 pub use target::GpuTarget;
+pub mod tactics;

@@ -20,7 +20,7 @@ static thread_local Index3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace host {
 
-enum State { READY, AT_BLOCK, AT_WARP, DONE };
+enum State { READY, AT_BLOCK, AT_WARP, AT_CLUSTER, DONE };
 constexpr size_t STACK_BYTES = 64 << 10;
 constexpr size_t SLOT_BYTES = 256;
 
@@ -33,6 +33,9 @@ struct Fiber {
 };
 
 static thread_local u8 *dynamic_shared;
+// Dynamic shared memory of each block that runs, and which of the grid it is.
+static thread_local std::vector<u8 *> cluster_shared;
+static thread_local std::vector<Index3> cluster_blocks;
 static thread_local std::vector<Fiber> fibers;
 static thread_local u8 *stacks;
 static thread_local size_t stacks_count;
@@ -75,7 +78,9 @@ static void stuck() {
     abort();
 }
 
-static void run_block(u32 threads) {
+// Runs the blocks of a cluster together: `threads` of them all in all, `block_threads` a block.
+static void run_blocks(u32 block_threads) {
+    u32 threads = block_threads * (u32)cluster_blocks.size();
     fibers.resize(threads);
     if (stacks_count < threads) {
         free(stacks);
@@ -97,32 +102,43 @@ static void run_block(u32 threads) {
         for (u32 thread = 0; thread < threads; thread++) {
             if (fibers[thread].state != READY) continue;
             current = thread;
-            threadIdx = unflatten(thread);
+            threadIdx = unflatten(thread % block_threads);
+            blockIdx = cluster_blocks[thread / block_threads];
+            dynamic_shared = cluster_shared[thread / block_threads];
             precast_switch(&scheduler, fibers[thread].stack_pointer);
             has_run = true;
         }
-        u32 waiting = 0, done = 0;
         bool is_freed = false;
-        for (u32 first = 0; first < threads; first += WARP) {
-            u32 end = first + WARP < threads ? first + WARP : threads;
-            u32 at_warp = 0, finished = 0;
-            for (u32 thread = first; thread < end; thread++) {
-                at_warp += fibers[thread].state == AT_WARP;
-                finished += fibers[thread].state == DONE;
-                waiting += fibers[thread].state == AT_BLOCK;
+        u32 at_cluster = 0;
+        for (u32 block = 0; block < threads; block += block_threads) {
+            u32 waiting = 0, done = 0;
+            u32 block_end = block + block_threads;
+            for (u32 first = block; first < block_end; first += WARP) {
+                u32 end = first + WARP < block_end ? first + WARP : block_end;
+                u32 at_warp = 0, finished = 0;
+                for (u32 thread = first; thread < end; thread++) {
+                    at_warp += fibers[thread].state == AT_WARP;
+                    finished += fibers[thread].state == DONE;
+                    waiting += fibers[thread].state == AT_BLOCK;
+                    at_cluster += fibers[thread].state == AT_CLUSTER;
+                }
+                done += finished;
+                if (at_warp > 0 && at_warp + finished == end - first) {
+                    for (u32 thread = first; thread < end; thread++)
+                        if (fibers[thread].state == AT_WARP) fibers[thread].state = READY;
+                    is_freed = true;
+                }
+                is_done = is_done && finished == end - first;
             }
-            done += finished;
-            if (at_warp > 0 && at_warp + finished == end - first) {
-                for (u32 thread = first; thread < end; thread++)
-                    if (fibers[thread].state == AT_WARP) fibers[thread].state = READY;
+            if (waiting > 0 && waiting + done == block_threads) {
+                for (u32 thread = block; thread < block_end; thread++)
+                    if (fibers[thread].state == AT_BLOCK) fibers[thread].state = READY;
                 is_freed = true;
             }
-            is_done = is_done && finished == end - first;
         }
         if (is_done) return;
-        if (waiting > 0 && waiting + done == threads) {
-            for (Fiber &fiber : fibers)
-                if (fiber.state == AT_BLOCK) fiber.state = READY;
+        if (at_cluster == threads) {
+            for (Fiber &fiber : fibers) fiber.state = READY;
             is_freed = true;
         }
         if (!is_freed && !has_run) stuck();
@@ -165,22 +181,30 @@ template <class F> struct Bound {
     void **args;
 };
 
-template <class F> static void run(F kernel, Index3 grid, Index3 block, u32 shared_bytes, void **args, bool is_flat) {
+template <class F>
+static void run(F kernel, Index3 grid, Index3 block, u32 shared_bytes, void **args, bool is_flat, u32 cluster) {
     gridDim = grid;
     blockDim = block;
     u32 threads = block.x * block.y * block.z;
-    std::vector<u8> shared(shared_bytes + 128);
-    dynamic_shared = (u8 *)(((u64)shared.data() + 127) / 128 * 128);
+    if (cluster > 1 && (grid.z % cluster != 0 || threads % WARP != 0)) stuck();
+    u32 pitch = (shared_bytes + 127) / 128 * 128;
+    std::vector<u8> shared(pitch * cluster + 128);
+    u8 *first = (u8 *)(((u64)shared.data() + 127) / 128 * 128);
+    cluster_shared.resize(cluster);
+    cluster_blocks.resize(cluster);
+    for (u32 rank = 0; rank < cluster; rank++) cluster_shared[rank] = first + rank * pitch;
+    dynamic_shared = first;
     Bound<F> bound = {kernel, args};
     body = [](void *data) { call(((Bound<F> *)data)->kernel, ((Bound<F> *)data)->args); };
     body_data = &bound;
-    for (u32 z = 0; z < grid.z; z++)
+    for (u32 z = 0; z < grid.z; z += cluster)
         for (u32 y = 0; y < grid.y; y++)
             for (u32 x = 0; x < grid.x; x++) {
                 blockIdx = {x, y, z};
-                memset(dynamic_shared, 0xff, shared_bytes);
+                memset(first, 0xff, pitch * cluster);
                 if (!is_flat) {
-                    run_block(threads);
+                    for (u32 rank = 0; rank < cluster; rank++) cluster_blocks[rank] = {x, y, z + rank};
+                    run_blocks(threads);
                     continue;
                 }
                 for (u32 thread = 0; thread < threads; thread++) {
@@ -192,16 +216,16 @@ template <class F> static void run(F kernel, Index3 grid, Index3 block, u32 shar
 
 } // namespace host
 
-#define HOST_KERNEL(name, is_flat, ...)                                                                               \
+#define HOST_KERNEL(name, is_flat, cluster, ...)                                                                           \
     static void name(__VA_ARGS__);                                                                                    \
     extern "C" const unsigned name##_params = host::count(name);                                                      \
     extern "C" void name##_host(u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 shared, void **args) {            \
-        host::run(name, Index3{gx, gy, gz}, Index3{bx, by, bz}, shared, args, is_flat);                               \
+        host::run(name, Index3{gx, gy, gz}, Index3{bx, by, bz}, shared, args, is_flat, cluster);                      \
     }                                                                                                                 \
     static void name(__VA_ARGS__)
-#define KERNEL(name, threads, ...) HOST_KERNEL(name, false, __VA_ARGS__)
+#define KERNEL(name, threads, ...) HOST_KERNEL(name, false, 1, __VA_ARGS__)
 // A kernel without barriers and exchanges: its threads run one after the other.
-#define KERNEL_FLAT(name, threads, ...) HOST_KERNEL(name, true, __VA_ARGS__)
+#define KERNEL_FLAT(name, threads, ...) HOST_KERNEL(name, true, 1, __VA_ARGS__)
 
 template <class T> static T shuffle(T x, int lane) {
     int turn = host::show(x);

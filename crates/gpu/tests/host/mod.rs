@@ -108,6 +108,9 @@ impl Case {
     }
 }
 
+/// Gives the kernels of a node.
+pub type LowerFn<'a> = dyn Fn(&Site) -> Result<Option<Lowered>, String> + 'a;
+
 /// A machine with warps of `warp` threads.
 pub fn arch(warp: u32) -> Arch {
     let (vendor, name) = if warp == 64 { (Vendor::Hip, "gfx90a") } else { (Vendor::Cuda, "sm_90") };
@@ -116,9 +119,14 @@ pub fn arch(warp: u32) -> Arch {
 
 /// Runs cases and compares them with reference evaluation; panics with all that differ.
 pub fn check(cases: &[Case], mode: Mode) {
+    check_with(cases, mode, &lower);
+}
+
+/// The same with kernels that `lower` gives.
+pub fn check_with(cases: &[Case], mode: Mode, lower: &LowerFn) {
     let mut failures = Vec::new();
     for cases in cases.chunks(CASES_PER_FILE) {
-        match run(cases, mode) {
+        match run(cases, mode, lower) {
             Ok(all) => {
                 for (case, outputs) in cases.iter().zip(all) {
                     if let Some(difference) = first_difference(case, &outputs) {
@@ -184,7 +192,7 @@ struct Plan {
     outputs: Vec<(usize, DType, Vec<usize>, bool)>,
 }
 
-fn plan(case: &Case, mode: Mode) -> Result<Plan, String> {
+fn plan(case: &Case, mode: Mode, lower: &LowerFn) -> Result<Plan, String> {
     let arch = arch(mode.warp);
     let graph = &case.graph;
     let mut buffers = Vec::new();
@@ -250,8 +258,8 @@ fn check_launch(name: &str, launch: &Launch) -> Result<(), String> {
 }
 
 /// The outputs of each case, in row-major order.
-pub fn run(cases: &[Case], mode: Mode) -> Result<Vec<Vec<Tensor>>, String> {
-    let plans: Vec<Plan> = cases.iter().map(|case| plan(case, mode)).collect::<Result<_, _>>()?;
+pub fn run(cases: &[Case], mode: Mode, lower: &LowerFn) -> Result<Vec<Vec<Tensor>>, String> {
+    let plans: Vec<Plan> = cases.iter().map(|case| plan(case, mode, lower)).collect::<Result<_, _>>()?;
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     std::fs::write(path("host.h"), HOST).unwrap();

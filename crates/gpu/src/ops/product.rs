@@ -1,0 +1,272 @@
+//! Products in general: what a matrix product and a convolution as a product have in common, printed for a tactic.
+
+use std::fmt::Write as _;
+
+use precast_tensor::{DType, Tensor};
+
+use crate::kernel::{
+    Arch, Launch, Lowered, MATRIX, Operand, PRODUCT_FINISH, PRODUCT_FMA, PRODUCT_MMA, PRODUCT_SOURCES,
+};
+use crate::ops::c_text::{common_width, type_name};
+use crate::ops::epilogue::{Coordinates, Epilogue};
+use crate::ops::tiles::{ProductSize, SplitBy, Tactic, Tile, candidates};
+
+/// Threads of a block that adds splits.
+const ADDING_THREADS: u32 = 128;
+/// Blocks along the second and third axis of a grid.
+const GRID_MAX: usize = 65535;
+
+/// One operand of a product: a matrix of rows (or columns of the result) times the inner axis.
+#[derive(Clone, Debug)]
+pub struct Side {
+    /// Where it is.
+    pub operand: Operand,
+    /// Whether neighbours along the inner axis are neighbours in memory.
+    pub is_by_rows: bool,
+    /// Elements that may be copied at once.
+    pub vec: usize,
+    /// The template, of a number of rows, that gives addresses.
+    pub source: String,
+    /// Where the matrix of block z starts: an expression of `z` and `rows`.
+    pub start: String,
+}
+
+impl Side {
+    /// A matrix with elements along the inner axis (or across it) next to each other.
+    pub fn matrix(operand: Operand, is_by_rows: bool, vec: usize, pitch: usize, start: String) -> Side {
+        let source = match is_by_rows {
+            true => format!("MatrixRows<T, ROWS, {pitch}>"),
+            false => "MatrixColumns<T, ROWS>".to_string(),
+        };
+        Side { operand, is_by_rows, vec, source, start }
+    }
+}
+
+/// A product and what follows it.
+pub struct Product {
+    /// Word for its name.
+    pub kind: &'static str,
+    /// Element type of both operands.
+    pub dtype: DType,
+    /// Element type of the result.
+    pub out_dtype: DType,
+    /// Rows, columns, inner axis.
+    pub mnk: [usize; 3],
+    /// Products of this size: a batch, or groups.
+    pub count: usize,
+    /// Whether they are groups of channels, one beside the other in the columns of the result.
+    pub is_grouped: bool,
+    /// Rows.
+    pub a: Side,
+    /// Columns.
+    pub b: Side,
+    /// The operand of the node that `b` is.
+    pub b_input: Operand,
+    /// From one step of the inner axis to the next in a right operand by columns.
+    pub b_pitch: usize,
+    /// Whether elements of `a` that one after the other are read lie along the inner axis.
+    pub is_a_along_k: bool,
+    /// Further constants that the sources read.
+    pub constants: String,
+    /// Where results lie.
+    pub coordinates: Coordinates,
+    /// What happens to them.
+    pub epilogue: Epilogue,
+    /// Constants made while lowering.
+    pub packed: Vec<Tensor>,
+}
+
+impl Product {
+    /// Whether matrix instructions compute it.
+    fn is_mma(&self) -> bool {
+        matches!(self.dtype, DType::F16 | DType::BF16)
+    }
+
+    fn acc_name(&self) -> Option<&'static str> {
+        match self.dtype {
+            DType::F16 | DType::BF16 | DType::F32 => Some("f32"),
+            DType::F64 | DType::I32 | DType::U32 | DType::I64 | DType::U64 => type_name(self.dtype),
+            _ => None,
+        }
+    }
+
+    /// All tactics, the one that is expected to be fastest first.
+    pub fn candidates(&self, arch: &Arch) -> Vec<Tactic> {
+        let acc_bytes = if matches!(self.dtype, DType::F64 | DType::I64 | DType::U64) { 8 } else { 4 };
+        let size = ProductSize { mnk: self.mnk, count: self.count, is_mma: self.is_mma(), acc_bytes };
+        candidates(arch, size)
+    }
+
+    /// The launches of the expected best tactic.
+    pub fn lower(self, arch: &Arch) -> Option<Lowered> {
+        let tactics = self.candidates(arch);
+        self.lower_with(arch, tactics.first()?)
+    }
+
+    /// The launches of a tactic.
+    pub fn lower_with(self, arch: &Arch, tactic: &Tactic) -> Option<Lowered> {
+        let acc = self.acc_name()?;
+        let is_plain_float = acc == "f32";
+        if !is_plain_float && (!self.epilogue.is_empty() || self.dtype != self.out_dtype) {
+            return None;
+        }
+        let name = format!("{}.{}{}", self.kind, tactic.name(), self.epilogue.suffix);
+        let [m, n, _] = self.mnk;
+        let [bm, bn, _] = tactic.tile.sizes();
+        let acc_bytes = if matches!(acc, "f32" | "i32" | "u32") { 4 } else { 8 };
+        let grid = [m.div_ceil(bm), n.div_ceil(bn), self.count * tactic.splits];
+        if grid[1] > GRID_MAX || grid[2] > GRID_MAX || m * n == 0 || self.count == 0 {
+            return None;
+        }
+        let is_in_memory = tactic.split_by == SplitBy::Memory;
+        let head = self.head(tactic, acc)?;
+        let last = if is_in_memory { Operand::Scratch(0) } else { Operand::Write(0) };
+        let text = format!("{head}{}", self.entry(tactic, acc)?);
+        let main = Launch {
+            entry: "product".to_string(),
+            text,
+            grid: grid.map(|extent| extent as u32),
+            block: [tactic.tile.threads(arch.warp), 1, 1],
+            shared_bytes: tactic.tile.shared_bytes(acc_bytes) as u32,
+            operands: self.operands(&[self.a.operand, self.b.operand], last, !is_in_memory),
+            scalars: vec![m as i64],
+        };
+        let mut launches = vec![main];
+        let mut scratch_bytes = Vec::new();
+        if is_in_memory {
+            let items = (self.count * m * n).div_ceil(self.width(tactic));
+            scratch_bytes.push((tactic.splits * self.count * m * n * acc_bytes) as u64);
+            launches.push(Launch {
+                entry: "add_up".to_string(),
+                text: self.adding_text(tactic, acc)?,
+                grid: [items.div_ceil(ADDING_THREADS as usize) as u32, 1, 1],
+                block: [ADDING_THREADS, 1, 1],
+                shared_bytes: 0,
+                operands: self.operands(&[Operand::Scratch(0)], Operand::Write(0), true),
+                scalars: vec![m as i64, self.count as i64],
+            });
+        }
+        Some(Lowered { name, launches, scratch_bytes, packed: self.packed })
+    }
+
+    pub(crate) fn operands(&self, first: &[Operand], last: Operand, has_epilogue: bool) -> Vec<Operand> {
+        let mut operands = first.to_vec();
+        if has_epilogue {
+            operands.extend(self.epilogue.operands.iter().map(|(operand, _)| *operand));
+        }
+        operands.push(last);
+        operands
+    }
+
+    /// Elements that are stored at once.
+    fn width(&self, tactic: &Tactic) -> usize {
+        let most = match tactic.tile {
+            Tile::Mma { .. } => 8,
+            Tile::Fma { tn, .. } => tn.min(4),
+        };
+        if self.coordinates.is_by_columns() { common_width(most, &[self.mnk[1]]) } else { 1 }
+    }
+
+    /// Constants and functions that the body reads.
+    fn head(&self, tactic: &Tactic, acc: &str) -> Option<String> {
+        let mut text = String::new();
+        if matches!(tactic.tile, Tile::Mma { .. }) {
+            text.push_str(MATRIX);
+        }
+        text.push_str(&self.result_text(tactic, acc)?);
+        let [_, _, k] = self.mnk;
+        let [bm, bn, bk] = tactic.tile.sizes();
+        let _ = writeln!(text, "constexpr int K = {k}, BM = {bm}, BN = {bn}, BK = {bk};");
+        let _ = writeln!(text, "constexpr i64 B_PITCH = {};", self.b_pitch);
+        text.push_str(PRODUCT_SOURCES);
+        text.push_str(&self.constants);
+        let _ = writeln!(text, "template <int ROWS> using SourceA = {};", self.a.source);
+        let _ = writeln!(text, "template <int ROWS> using SourceB = {};", self.b.source);
+        let _ = writeln!(text, "DEVICE i64 start_a(i64 z, i64 rows) {{ return {}; }}", self.a.start);
+        let _ = writeln!(text, "DEVICE i64 start_b(i64 z) {{ return {}; }}", self.b.start);
+        match tactic.tile {
+            Tile::Mma { warps: [wm, wn, wk], stages, .. } => {
+                let _ =
+                    writeln!(text, "constexpr int WARPS_M = {wm}, WARPS_N = {wn}, WARPS_K = {wk}, STAGES = {stages};");
+                let _ = writeln!(text, "constexpr int A_VEC = {}, B_VEC = {};", self.a.vec, self.b.vec);
+                let (a, b) = (self.a.is_by_rows, self.b.is_by_rows);
+                let _ = writeln!(text, "constexpr bool A_BY_ROWS = {a}, B_BY_ROWS = {b};");
+                text.push_str(PRODUCT_MMA);
+            }
+            Tile::Fma { tm, tn, .. } => {
+                let (a, b) = (self.is_a_along_k, self.b.is_by_rows);
+                let _ = writeln!(text, "constexpr int TM = {tm}, TN = {tn};");
+                let _ = writeln!(text, "constexpr bool A_ALONG_K = {a}, B_ALONG_K = {b};");
+                text.push_str(PRODUCT_FMA);
+            }
+        }
+        Some(text)
+    }
+
+    /// What both launches say of the result.
+    pub(crate) fn result_text(&self, tactic: &Tactic, acc: &str) -> Option<String> {
+        let mut text = String::new();
+        let (input, output) = (type_name(self.dtype)?, type_name(self.out_dtype)?);
+        let _ = writeln!(text, "typedef {input} T;\ntypedef {output} Y;\ntypedef {acc} Acc;");
+        let split_by = match tactic.split_by {
+            SplitBy::None => 0,
+            SplitBy::Cluster => 1,
+            SplitBy::Memory => 2,
+        };
+        let width = self.width(tactic);
+        let _ = writeln!(
+            text,
+            "constexpr int N = {}, SPLITS = {}, SPLIT_BY = {split_by}, WIDTH = {width};",
+            self.mnk[1], tactic.splits
+        );
+        let along_rows = !self.coordinates.is_by_columns();
+        let _ = writeln!(text, "constexpr bool Z_IS_GROUP = {}, ALONG_ROWS = {along_rows};", self.is_grouped);
+        let _ = writeln!(text, "DEVICE i64 place(i64 row, int column) {{ return {}; }}", self.coordinates.place());
+        text.push_str(&self.epilogue.text);
+        text.push_str(PRODUCT_FINISH);
+        Some(text)
+    }
+
+    pub(crate) fn epilogue_parameters(&self, first: usize) -> [String; 2] {
+        let mut parameters = String::new();
+        let mut values = Vec::new();
+        for (at, (_, dtype)) in self.epilogue.operands.iter().enumerate() {
+            let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", type_name(*dtype).unwrap_or("u8"), first + at);
+            values.push(format!("e{at}.get()"));
+        }
+        [parameters, values.join(", ")]
+    }
+
+    fn entry(&self, tactic: &Tactic, acc: &str) -> Option<String> {
+        let kernel = match tactic.split_by {
+            SplitBy::Cluster => format!("KERNEL_CLUSTER(product, THREADS, {}, ", tactic.splits),
+            SplitBy::None | SplitBy::Memory => "KERNEL(product, THREADS, ".to_string(),
+        };
+        let body = match tactic.tile {
+            Tile::Mma { .. } => "product_of_tiles",
+            Tile::Fma { .. } => "product_by_elements",
+        };
+        if tactic.split_by == SplitBy::Memory {
+            return Some(format!(
+                "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, Arg<{acc}, 2> sums, i64 rows) {{\n    \
+                 {body}(a.get(), b.get(), KeepSums{{sums.get()}}, rows);\n}}\n"
+            ));
+        }
+        let [parameters, values] = self.epilogue_parameters(2);
+        let last = 2 + self.epilogue.operands.len();
+        Some(format!(
+            "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, {parameters}Arg<Y, {last}> y, i64 rows) {{\n    \
+             {body}(a.get(), b.get(), Finish{{y.get(), {{{values}}}}}, rows);\n}}\n"
+        ))
+    }
+
+    fn adding_text(&self, tactic: &Tactic, acc: &str) -> Option<String> {
+        let [parameters, values] = self.epilogue_parameters(1);
+        let last = 1 + self.epilogue.operands.len();
+        Some(format!(
+            "{}KERNEL_FLAT(add_up, {ADDING_THREADS}, Arg<const {acc}, 0> sums, {parameters}Arg<Y, {last}> y, i64 rows, i64 \
+             parts) {{\n    add_splits(sums.get(), Finish{{y.get(), {{{values}}}}}, rows, parts);\n}}\n",
+            self.result_text(tactic, acc)?
+        ))
+    }
+}

@@ -1,0 +1,201 @@
+//! Ways to cut a product into blocks, and what each is expected to cost.
+
+use crate::kernel::{Arch, Vendor};
+
+/// How one product is computed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tactic {
+    /// How blocks compute.
+    pub tile: Tile,
+    /// How many blocks divide the inner axis.
+    pub splits: usize,
+    /// How they add up.
+    pub split_by: SplitBy,
+    /// What it is expected to cost, in clocks of a multiprocessor.
+    pub cost: f64,
+}
+
+/// How blocks that divide the inner axis add up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SplitBy {
+    /// There is one.
+    None,
+    /// Through the shared memory of a cluster.
+    Cluster,
+    /// Through memory and a second launch.
+    Memory,
+}
+
+/// A block's part of the result, and who computes what of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tile {
+    /// Matrix instructions: results, inner axis at a time, warps along rows, columns and the inner axis, stages of copies.
+    Mma { bm: usize, bn: usize, bk: usize, warps: [usize; 3], stages: usize },
+    /// Multiply-add of elements: results, inner axis at a time, results of a thread.
+    Fma { bm: usize, bn: usize, bk: usize, tm: usize, tn: usize },
+}
+
+const fn mma(bm: usize, bn: usize, bk: usize, warps: [usize; 3], stages: usize) -> Tile {
+    Tile::Mma { bm, bn, bk, warps, stages }
+}
+
+/// Tiles of matrix instructions, the largest first.
+pub const MMA_TILES: &[Tile] = &[
+    mma(128, 128, 32, [2, 4, 1], 4),
+    mma(128, 64, 64, [4, 2, 1], 3),
+    mma(64, 128, 64, [2, 4, 1], 3),
+    mma(64, 64, 64, [2, 2, 1], 4),
+    mma(64, 64, 64, [2, 2, 2], 3),
+    mma(64, 32, 64, [2, 1, 2], 4),
+    mma(32, 64, 64, [1, 2, 2], 4),
+    mma(32, 32, 64, [1, 1, 4], 5),
+    mma(32, 32, 128, [1, 1, 8], 3),
+    mma(16, 32, 64, [1, 1, 4], 4),
+];
+
+/// Tiles of multiply-add, the largest first.
+pub const FMA_TILES: &[Tile] = &[
+    Tile::Fma { bm: 128, bn: 128, bk: 8, tm: 8, tn: 8 },
+    Tile::Fma { bm: 64, bn: 64, bk: 16, tm: 4, tn: 4 },
+    Tile::Fma { bm: 32, bn: 32, bk: 16, tm: 2, tn: 4 },
+];
+
+/// Blocks that may divide the inner axis through a cluster: more are not portable.
+const CLUSTER_SPLITS: &[usize] = &[2, 4, 8];
+const MEMORY_SPLITS: &[usize] = &[2, 4, 8, 16];
+
+impl Tile {
+    /// Rows, columns and inner axis of a block.
+    pub fn sizes(self) -> [usize; 3] {
+        match self {
+            Tile::Mma { bm, bn, bk, .. } | Tile::Fma { bm, bn, bk, .. } => [bm, bn, bk],
+        }
+    }
+
+    /// Threads of a block.
+    pub fn threads(self, warp: u32) -> u32 {
+        match self {
+            Tile::Mma { warps, .. } => warps.iter().product::<usize>() as u32 * warp,
+            Tile::Fma { bm, bn, tm, tn, .. } => ((bm / tm) * (bn / tn)) as u32,
+        }
+    }
+
+    /// Shared memory of a block whose sums have `acc_bytes`.
+    pub fn shared_bytes(self, acc_bytes: usize) -> usize {
+        match self {
+            Tile::Mma { bm, bn, bk, warps, stages } => {
+                (stages * (bm + bn) * bk * 2).max(warps[2] * bm * (bn + 8) * acc_bytes)
+            }
+            Tile::Fma { bm, bn, bk, .. } => 2 * bk * (bm + bn + 8) * acc_bytes,
+        }
+    }
+
+    /// Clocks of one step along the inner axis: what the units take when full, and the least when a block is alone.
+    fn step_clocks(self) -> [f64; 2] {
+        match self {
+            // 1,024 multiply-adds a clock; a barrier, a load of matrices and a chain of instructions for each 16 of K.
+            Tile::Mma { bm, bn, bk, warps, .. } => {
+                let turns = (bk / 16 / warps[2]) as f64;
+                let instructions = (bm / warps[0] / 16 * (bn / warps[1] / 8)) as f64;
+                [(bm * bn * bk) as f64 / 1024.0, 60.0 + turns * (30.0 + 4.0 * instructions)]
+            }
+            Tile::Fma { bm, bn, bk, tm, tn } => {
+                [(bm * bn * bk) as f64 / 110.0, 60.0 + (bk * (tm * tn + 8)) as f64 * 1.1]
+            }
+        }
+    }
+}
+
+impl Tactic {
+    /// Name for people.
+    pub fn name(&self) -> String {
+        let [bm, bn, bk] = self.tile.sizes();
+        let kind = match self.tile {
+            Tile::Mma { warps, .. } if warps[2] > 1 => format!("mma.{bm}x{bn}x{bk}k{}", warps[2]),
+            Tile::Mma { .. } => format!("mma.{bm}x{bn}x{bk}"),
+            Tile::Fma { .. } => format!("fma.{bm}x{bn}x{bk}"),
+        };
+        match self.split_by {
+            SplitBy::None => kind,
+            SplitBy::Cluster => format!("{kind}.cluster{}", self.splits),
+            SplitBy::Memory => format!("{kind}.split{}", self.splits),
+        }
+    }
+}
+
+/// A product as the choice of its tactic sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct ProductSize {
+    /// Rows, columns, inner axis.
+    pub mnk: [usize; 3],
+    /// Products of this size.
+    pub count: usize,
+    /// Whether matrix instructions multiply the elements.
+    pub is_mma: bool,
+    /// Bytes of a sum.
+    pub acc_bytes: usize,
+}
+
+/// All tactics for a product, the one that is expected to be fastest first.
+pub fn candidates(arch: &Arch, size: ProductSize) -> Vec<Tactic> {
+    let tiles = if size.is_mma && arch.vendor == Vendor::Cuda { MMA_TILES } else { FMA_TILES };
+    let has_clusters = has_clusters(arch);
+    let mut tactics = Vec::new();
+    for &tile in tiles {
+        if tile.shared_bytes(size.acc_bytes) > arch.shared_bytes_max as usize {
+            continue;
+        }
+        let mut add = |splits: usize, split_by: SplitBy| {
+            let cost = cost(arch, size, tile, splits, split_by);
+            tactics.push(Tactic { tile, splits, split_by, cost });
+        };
+        add(1, SplitBy::None);
+        let [bm, _, bk] = tile.sizes();
+        let steps = size.mnk[2].div_ceil(bk);
+        let is_mma = matches!(tile, Tile::Mma { .. });
+        for &splits in CLUSTER_SPLITS.iter().filter(|&&splits| splits <= steps && is_mma && has_clusters) {
+            if bm % splits == 0 {
+                add(splits, SplitBy::Cluster);
+            }
+        }
+        for &splits in MEMORY_SPLITS.iter().filter(|&&splits| splits <= steps) {
+            add(splits, SplitBy::Memory);
+        }
+    }
+    tactics.sort_by(|a, b| a.cost.total_cmp(&b.cost));
+    tactics
+}
+
+/// Whether blocks may read each other's shared memory: from sm_90 on.
+fn has_clusters(arch: &Arch) -> bool {
+    let digits: String = arch.name.strip_prefix("sm_").unwrap_or("").chars().take_while(char::is_ascii_digit).collect();
+    arch.vendor == Vendor::Cuda && digits.parse::<u32>().is_ok_and(|number| number >= 90)
+}
+
+fn cost(arch: &Arch, size: ProductSize, tile: Tile, splits: usize, split_by: SplitBy) -> f64 {
+    let [m, n, k] = size.mnk;
+    let [bm, bn, bk] = tile.sizes();
+    let blocks = (m.div_ceil(bm) * n.div_ceil(bn) * size.count * splits) as f64;
+    let steps = k.div_ceil(bk).div_ceil(splits) as f64;
+    let [full, alone] = tile.step_clocks();
+    let multiprocessors = f64::from(arch.multiprocessors);
+    let resident =
+        (f64::from(arch.shared_bytes_max) / tile.shared_bytes(size.acc_bytes) as f64).floor().clamp(1.0, 4.0);
+    let waves = (blocks / (multiprocessors * resident)).ceil();
+    let together = (blocks / multiprocessors).ceil().min(resident);
+    // What a multiprocessor brings from the second-level cache a clock, less when all of them ask.
+    let bytes = ((bm + bn) * bk * if size.is_mma { 2 } else { size.acc_bytes }) as f64;
+    let fetch = bytes / 40.0;
+    let step = (full * together).max(alone).max(fetch * together);
+    // The first copies and the stores; then sums that other blocks have.
+    let results = (bm * bn) as f64;
+    let start = 1400.0 + results * together / 24.0;
+    let joining = match split_by {
+        SplitBy::None => 0.0,
+        SplitBy::Cluster => 700.0 + results / 20.0,
+        SplitBy::Memory => {
+            2600.0 + (m * n * size.count * splits) as f64 * 4.0 / (multiprocessors * 24.0) + results / 12.0
+        }
+    };
+    waves * (start + steps * step) + joining
+}

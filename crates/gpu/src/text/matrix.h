@@ -1,0 +1,196 @@
+// Matrix instructions and what feeds them: asynchronous copies to shared memory, loads of 8x8 matrices, 16-bit products
+// that accumulate in f32, and the shared memory of neighbouring blocks. Follows the prelude. AMD's kernels do without.
+
+#if defined(PRECAST_CUDA)
+
+DEVICE u32 shared_address(const void *place) {
+    u32 address;
+    asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(address) : "l"(place));
+    return address;
+}
+
+// Starts a copy of BYTES (4, 8, 16) bytes; zeros where `is_in` is false. `from` must be a valid address either way.
+template <int BYTES> DEVICE void copy_async(void *to, const void *from, bool is_in) {
+    u32 bytes = is_in ? BYTES : 0;
+    if (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES),
+                     "r"(bytes)
+                     : "memory");
+}
+
+// Ends a group of copies.
+DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most N of this thread's groups are under way.
+template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// Four 8x8 matrices of 16-bit elements; lane 8i+j gives the address of row j of matrix i. Lane 4g+t receives elements 2t and
+// 2t+1 of row g.
+DEVICE void load_matrices(u32 (&x)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// The same, transposed: lane 4g+t receives elements g of rows 2t and 2t+1.
+DEVICE void load_matrices_transposed(u32 (&x)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+template <class T> DEVICE void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+
+// c[16x8] += a[16x16] · b[16x8].
+template <> DEVICE void multiply_add<f16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <> DEVICE void multiply_add<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Waits for all threads of the cluster.
+DEVICE void sync_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// The same place in the shared memory of block `rank` of the cluster.
+template <class T> DEVICE const T *in_cluster(const T *place, u32 rank) {
+    u64 address;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(place), "r"(rank));
+    return (const T *)address;
+}
+
+#define KERNEL_CLUSTER(name, threads, size, ...)                                                                      \
+    extern "C" __global__ void __cluster_dims__(1, 1, size) __launch_bounds__(threads) name(__VA_ARGS__)
+
+#elif defined(PRECAST_HOST)
+
+// Copies happen as late as they may, so that a missing wait shows.
+struct Copy {
+    void *to;
+    const void *from;
+    int bytes;
+    bool is_in, is_end;
+};
+static thread_local std::vector<std::vector<Copy>> all_copies;
+static std::vector<Copy> &own_copies() {
+    if (all_copies.size() <= host::current) all_copies.resize(host::current + 1);
+    return all_copies[host::current];
+}
+
+template <int BYTES> static void copy_async(void *to, const void *from, bool is_in) {
+    if ((u64)to % BYTES != 0 || (is_in && (u64)from % BYTES != 0)) {
+        fprintf(stderr, "precast kernel: an asynchronous copy is not aligned\n");
+        abort();
+    }
+    own_copies().push_back({to, from, BYTES, is_in, false});
+}
+static void copy_commit() { own_copies().push_back({nullptr, nullptr, 0, false, true}); }
+template <int N> static void copy_wait() {
+    std::vector<Copy> &copies = own_copies();
+    int groups = 0;
+    for (const Copy &copy : copies) groups += copy.is_end;
+    size_t at = 0;
+    for (; groups > N; at++) {
+        const Copy &copy = copies[at];
+        if (copy.is_end) groups--;
+        else if (copy.is_in) memcpy(copy.to, copy.from, copy.bytes);
+        else memset(copy.to, 0, copy.bytes);
+    }
+    copies.erase(copies.begin(), copies.begin() + at);
+}
+
+static void load_matrices(u32 (&x)[4], const void *row) {
+    int turn = host::show((const u16 *)row);
+    u32 lane = host::current % WARP;
+    for (u32 i = 0; i < 4; i++) {
+        const u16 *from = host::lane_slot<const u16 *>(8 * i + lane / 4, turn) + lane % 4 * 2;
+        x[i] = from[0] | (u32)from[1] << 16;
+    }
+}
+static void load_matrices_transposed(u32 (&x)[4], const void *row) {
+    int turn = host::show((const u16 *)row);
+    u32 lane = host::current % WARP;
+    for (u32 i = 0; i < 4; i++) {
+        u32 first = 8 * i + lane % 4 * 2;
+        x[i] = host::lane_slot<const u16 *>(first, turn)[lane / 4] |
+               (u32)host::lane_slot<const u16 *>(first + 1, turn)[lane / 4] << 16;
+    }
+}
+
+struct Fragments {
+    u32 a[4], b[2];
+};
+template <class T> static f32 half_of(u32 pair, int which) {
+    T x;
+    x.bits = (u16)(pair >> 16 * which);
+    return to_f32(x);
+}
+
+template <class T> static void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    Fragments own = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    int turn = host::show(own);
+    u32 lane = host::current % WARP, g = lane / 4, t = lane % 4;
+    for (u32 i = 0; i < 4; i++) {
+        u32 row_half = i / 2, column = 2 * t + i % 2;
+        f32 sum = 0;
+        for (u32 k = 0; k < 16; k++) {
+            u32 pair = k % 8 / 2, k_half = k / 8;
+            u32 left = host::lane_slot<Fragments>(4 * g + pair, turn).a[row_half + 2 * k_half];
+            u32 right = host::lane_slot<Fragments>(4 * column + pair, turn).b[k_half];
+            sum += half_of<T>(left, k % 2) * half_of<T>(right, k % 2);
+        }
+        c[i] += sum;
+    }
+}
+
+static void sync_cluster() { host::leave(host::AT_CLUSTER); }
+template <class T> static const T *in_cluster(const T *place, u32 rank) {
+    return (const T *)(host::cluster_shared[rank] + ((const u8 *)place - host::dynamic_shared));
+}
+#define KERNEL_CLUSTER(name, threads, size, ...) HOST_KERNEL(name, false, size, __VA_ARGS__)
+
+#endif
+
+// ---- tiles in shared memory -----------------------------------------------------------------------------------------
+
+// Place of 16-byte piece `piece` of row `row`, in elements: rows of PIECES pieces, exchanged so that a piece of eight
+// neighbouring rows, and eight neighbouring pieces, lie in different banks.
+template <int PIECES> DEVICE int piece_at(int row, int piece) {
+    int turned = PIECES >= 8 ? piece ^ (row & 7) : PIECES == 4 ? piece ^ ((row >> 1) & 3) : piece ^ ((row >> 2) & 1);
+    return (row * PIECES + turned) * 8;
+}
+
+// Copies eight 16-bit elements to a tile, VEC at a time. `source(i, ok)` gives the address of elements from i on.
+template <int VEC, class T, class F> DEVICE void copy_piece(T *to, const T *valid, const F &source) {
+    if (VEC == 1) {
+        Vec<T, 8> piece;
+        UNROLL for (int i = 0; i < 8; i++) {
+            bool is_in;
+            const T *from = source(i, is_in);
+            piece.at[i].bits = 0;
+            if (is_in) piece.at[i] = *from;
+        }
+        store_vec<8>(to, piece);
+        return;
+    }
+    constexpr int STEP = VEC == 1 ? 8 : VEC;
+    UNROLL for (int i = 0; i < 8; i += STEP) {
+        bool is_in;
+        const T *from = source(i, is_in);
+        copy_async<STEP * 2>(to + i, is_in ? from : valid, is_in);
+    }
+}
