@@ -42,13 +42,14 @@ struct Parts {
 
 /// One Program in this context.
 struct State {
+    /// Before what they refer to, so that they are dropped first.
+    staged: Captures,
+    direct: Captures,
     loaded: Arc<Loaded>,
     io: IoPlan,
     /// Addresses of the caller's buffers: the staged ones, then those on the device.
     table: DeviceBuffer,
     table_pinned: PinnedBuffer,
-    staged: Captures,
-    direct: Captures,
     /// What the table holds for runs on the device's memory.
     direct_addresses: Vec<u64>,
 }

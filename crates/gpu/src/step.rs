@@ -2,10 +2,13 @@
 
 use precast_ir::attr::NoConstants;
 use precast_ir::graph::GraphError;
+use precast_ir::op::Transpose;
 use precast_ir::{Graph, Node, text};
+use precast_tensor::{Dim, Type};
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::Operand;
+use crate::site::Layouts;
 
 /// Name of the kernels that are no kernels: the host evaluates the node by its meaning.
 pub const HOST: &str = "host";
@@ -71,15 +74,30 @@ impl StepCode {
         postcard::from_bytes(parameters).map_err(|error| error.to_string())
     }
 
-    /// A node for the host.
-    pub fn host(graph: &Graph, node: &Node) -> Result<StepCode, GraphError> {
+    /// A node for the host, with transposes around it where its values do not lie in row-major order.
+    pub fn host(graph: &Graph, node: &Node, layouts: &Layouts) -> Result<StepCode, GraphError> {
         let mut alone = Graph::new("");
-        let operands = node.inputs.iter().enumerate();
-        let inputs: Vec<_> = operands
-            .map(|(position, &input)| alone.add_input(format!("x{position}"), graph.ty(input).clone()))
-            .collect();
+        let mut inputs = Vec::new();
+        for (position, &input) in node.inputs.iter().enumerate() {
+            let ty = graph.ty(input).clone();
+            let name = format!("x{position}");
+            if !layouts.is_channels_last(input) {
+                inputs.push(alone.add_input(name, ty));
+                continue;
+            }
+            let axes = channels_last_axes(ty.dims.len());
+            let dims: Vec<Dim> = axes.iter().map(|&axis| ty.dims[axis].clone()).collect();
+            let stored = alone.add_input(name, Type::new(ty.dtype, dims));
+            let mut perm = vec![0; axes.len()];
+            axes.iter().enumerate().for_each(|(place, &axis)| perm[axis] = place);
+            inputs.push(alone.add(Transpose { perm }, &[stored], &Default::default())?);
+        }
         let outputs = alone.add_node(node.op.clone(), &inputs, &Default::default())?;
-        for (position, output) in outputs.into_iter().enumerate() {
+        for (position, (mut output, &old)) in outputs.into_iter().zip(&node.outputs).enumerate() {
+            if layouts.is_channels_last(old) {
+                let perm = channels_last_axes(graph.ty(old).dims.len());
+                output = alone.add(Transpose { perm }, &[output], &Default::default())?;
+            }
             alone.add_output(format!("y{position}"), output);
         }
         Ok(StepCode::Host(text::print(&alone)))
@@ -89,4 +107,11 @@ impl StepCode {
     pub fn host_graph(text: &str) -> Result<Graph, String> {
         text::parse(text, &NoConstants).map_err(|error| error.to_string())
     }
+}
+
+/// Axes in the order in which they lie in memory when the channels are innermost.
+fn channels_last_axes(rank: usize) -> Vec<usize> {
+    let mut axes: Vec<usize> = (0..rank).filter(|&axis| axis != 1).collect();
+    axes.push(1);
+    axes
 }

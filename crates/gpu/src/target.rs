@@ -80,7 +80,7 @@ impl GpuTarget {
             let kernel = format!("{HOST}.{}", node.op.name());
             let step =
                 StepDraft { kernel, parameters: Vec::new(), reads: operands.collect(), scratch_bytes: Vec::new() };
-            return Ok((step, Draft::Host(StepCode::host(graph, node)?)));
+            return Ok((step, Draft::Host(StepCode::host(graph, node, layouts)?)));
         };
         let packed = lowered.packed.iter().cloned().map(StepRead::Stored);
         let step = StepDraft {
