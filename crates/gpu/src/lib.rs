@@ -7,3 +7,4 @@ pub mod lower;
 pub mod nest;
 mod ops;
 pub mod site;
+pub mod team;

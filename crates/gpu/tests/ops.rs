@@ -6,3 +6,5 @@ mod host;
 mod elementwise;
 #[path = "ops/layout.rs"]
 mod layout;
+#[path = "ops/reduce.rs"]
+mod reduce;
