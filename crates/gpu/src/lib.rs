@@ -20,3 +20,4 @@ pub use device::{GpuDevice, arch_of};
 pub use kernel::{Arch, Vendor};
 pub use target::GpuTarget;
 pub mod tactics;
+pub mod team;

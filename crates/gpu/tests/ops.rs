@@ -6,3 +6,7 @@ mod host;
 mod elementwise;
 #[path = "ops/layout.rs"]
 mod layout;
+#[path = "ops/norm.rs"]
+mod norm;
+#[path = "ops/reduce.rs"]
+mod reduce;
