@@ -193,7 +193,11 @@ fn cost(arch: &Arch, size: ProductSize, tile: Tile, splits: usize, split_by: Spl
     let joining = match split_by {
         SplitBy::None => 0.0,
         SplitBy::Cluster => 700.0 + results / 20.0,
-        SplitBy::Memory => 2600.0 + (m * n * size.count * splits) as f64 * 4.0 / (multiprocessors * 24.0) + results / 12.0,
+        SplitBy::Memory => results / 12.0,
     };
-    waves * (start + steps * step) + joining
+    let second = match split_by {
+        SplitBy::None | SplitBy::Cluster => 0.0,
+        SplitBy::Memory => 2600.0 + (m * n * size.count * splits) as f64 * 4.0 / (multiprocessors * 24.0),
+    };
+    waves * (start + steps * step + joining * together) + second
 }
