@@ -9,6 +9,7 @@ mod conformance;
 mod docs;
 mod fetch;
 mod fill;
+mod gpu;
 mod inputs;
 mod known_failures;
 mod manifest;
@@ -55,6 +56,8 @@ enum Command {
     /// Measure against the bars.
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Compare and time every model on this machine's GPU.
+    Gpu(gpu::GpuArguments),
     /// Run every test of the project.
     Test,
     /// Use a cache as told; started by `torture cache`.
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Command::Docs { check: true } => docs::check(),
         Command::Torture(what) => torture::run(&what),
         Command::Bench(what) => bench::run(&what),
+        Command::Gpu(arguments) => gpu::run(&arguments),
         Command::Test => test::run(),
         Command::TortureChild { task } => torture::cache_child::serve(&task),
         Command::Worker => worker::serve(),

@@ -29,6 +29,18 @@ pub trait KernelStore: Send + Sync {
 #[derive(Default)]
 pub struct MemoryKernels(Mutex<BTreeMap<Digest, Vec<u8>>>);
 
+impl MemoryKernels {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 impl KernelStore for MemoryKernels {
     fn find(&self, key: &Digest) -> Option<Vec<u8>> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get(key).cloned()

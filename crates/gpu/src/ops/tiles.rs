@@ -168,7 +168,8 @@ pub fn candidates(arch: &Arch, size: ProductSize) -> Vec<Tactic> {
 
 /// Whether blocks may read each other's shared memory: from sm_90 on.
 fn has_clusters(arch: &Arch) -> bool {
-    let digits: String = arch.name.strip_prefix("sm_").unwrap_or("").chars().take_while(char::is_ascii_digit).collect();
+    let digits: String =
+        arch.name.strip_prefix("sm_").unwrap_or("").chars().take_while(char::is_ascii_digit).collect();
     arch.vendor == Vendor::Cuda && digits.parse::<u32>().is_ok_and(|number| number >= 90)
 }
 
@@ -179,8 +180,7 @@ fn cost(arch: &Arch, size: ProductSize, tile: Tile, splits: usize, split_by: Spl
     let steps = k.div_ceil(bk).div_ceil(splits) as f64;
     let [full, alone] = tile.step_clocks();
     let multiprocessors = f64::from(arch.multiprocessors);
-    let resident =
-        (f64::from(arch.shared_bytes_max) / tile.shared_bytes(size.acc_bytes) as f64).floor().clamp(1.0, 4.0);
+    let resident = (f64::from(arch.shared_bytes_max) / tile.shared_bytes(size.acc_bytes) as f64).floor().clamp(1.0, 4.0);
     let waves = (blocks / (multiprocessors * resident)).ceil();
     let together = (blocks / multiprocessors).ceil().min(resident);
     // What a multiprocessor brings from the second-level cache a clock, less when all of them ask.
@@ -193,9 +193,11 @@ fn cost(arch: &Arch, size: ProductSize, tile: Tile, splits: usize, split_by: Spl
     let joining = match split_by {
         SplitBy::None => 0.0,
         SplitBy::Cluster => 700.0 + results / 20.0,
-        SplitBy::Memory => {
-            2600.0 + (m * n * size.count * splits) as f64 * 4.0 / (multiprocessors * 24.0) + results / 12.0
-        }
+        SplitBy::Memory => results / 12.0,
     };
-    waves * (start + steps * step) + joining
+    let second = match split_by {
+        SplitBy::None | SplitBy::Cluster => 0.0,
+        SplitBy::Memory => 2600.0 + (m * n * size.count * splits) as f64 * 4.0 / (multiprocessors * 24.0),
+    };
+    waves * (start + steps * step + joining * together) + second
 }

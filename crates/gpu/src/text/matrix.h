@@ -44,20 +44,26 @@ DEVICE void load_matrices_transposed(u32 (&x)[4], const void *row) {
                  : "memory");
 }
 
-template <class T> DEVICE void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+template <class T> struct IsBf16 {
+    static constexpr bool VALUE = false;
+};
+template <> struct IsBf16<bf16> {
+    static constexpr bool VALUE = true;
+};
 
-// c[16x8] += a[16x16] · b[16x8].
-template <> DEVICE void multiply_add<f16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-template <> DEVICE void multiply_add<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-        "%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+// c[16x8] += a[16x16] · b[16x8]. Of a, lane 4g+t has elements 2t and 2t+1 of rows g and g+8, then those 8 further on; of b
+// those of column g; of c elements 2t and 2t+1 of rows g and g+8.
+template <class T> DEVICE void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if constexpr (IsBf16<T>::VALUE)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Waits for all threads of the cluster.
