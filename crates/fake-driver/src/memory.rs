@@ -1,5 +1,6 @@
 //! Device memory that only the driver's own work can touch, and pinned host memory.
 
+use crate::fault;
 use crate::state::{Call, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, State, Status};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 use std::alloc::{Layout, alloc, dealloc};
@@ -43,6 +44,7 @@ impl Memory {
         // SAFETY: a new mapping at an address of the system's choice disturbs nothing.
         let arena = unsafe { mmap_anonymous(std::ptr::null_mut(), ARENA_BYTES, ProtFlags::empty(), flags) };
         let arena = arena.expect("the fake driver can reserve address space") as usize;
+        fault::watch(arena, arena + ARENA_BYTES);
         Memory { arena, used: 0, allocations: BTreeMap::new(), pinned: BTreeMap::new() }
     }
 
