@@ -27,7 +27,7 @@ pub enum DriverError {
         what: &'static str,
         /// Every name that was tried, in order.
         tried: Vec<String>,
-        /// What the loader said about the first of them.
+        /// What the loader said about one that did not load, or else about the first.
         reason: String,
     },
     /// The library was opened but lacks a function.

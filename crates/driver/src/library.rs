@@ -172,17 +172,24 @@ impl fmt::Debug for Library {
 
 /// Opens the first of several names that the loader finds.
 pub(crate) fn open_first(vendor: Vendor, what: &'static str, names: &[&str]) -> Result<(Loaded, String), DriverError> {
-    let mut reasons = Vec::new();
+    let (mut absent, mut broken) = (None, None);
     for name in names {
         // SAFETY: a vendor's library runs its own initialisers when it is opened, which is what loading it means. The
         // name comes from our list or from a caller that chose the file.
         match unsafe { Loaded::new(name) } {
             Ok(loaded) => return Ok((loaded, name.to_string())),
-            Err(error) => reasons.push(error.to_string()),
+            Err(error) => {
+                let reason = error.to_string();
+                let is_absent = reason.starts_with(&format!("{name}: cannot open shared object file: No such file"));
+                let place = if is_absent { &mut absent } else { &mut broken };
+                place.get_or_insert(reason);
+            }
         }
     }
     let tried = names.iter().map(ToString::to_string).collect();
-    Err(DriverError::MissingLibrary { vendor, what, tried, reason: reasons.into_iter().next().unwrap_or_default() })
+    // A library that is there and does not load says more than one that is not.
+    let reason = broken.or(absent).unwrap_or_default();
+    Err(DriverError::MissingLibrary { vendor, what, tried, reason })
 }
 
 /// A constant text of the driver, or `unknown`.
@@ -207,6 +214,17 @@ mod tests {
         let sentence = error.to_string();
         let begin = "the hip driver is not here: tried libnothing-of-this-name.so.9; the loader says: ";
         assert!(sentence.starts_with(begin), "{sentence}");
+    }
+
+    #[test]
+    fn a_library_that_does_not_load_says_more_than_one_that_is_not_there() {
+        let file = std::env::temp_dir().join(format!("libnot-a-library-{}.so", std::process::id()));
+        std::fs::write(&file, "text").unwrap();
+        let names = ["libnothing-of-this-name.so", &file.to_string_lossy()];
+        let error = open_first(Vendor::Cuda, "driver", &names).unwrap_err();
+        std::fs::remove_file(&file).unwrap();
+        let DriverError::MissingLibrary { tried, reason, .. } = error else { panic!("{error}") };
+        assert!(tried.len() == 2 && reason.contains("libnot-a-library"), "{reason}");
     }
 
     #[test]

@@ -47,6 +47,32 @@ fn every_call_is_made_on_its_own_device() {
 }
 
 #[test]
+fn threads_share_a_device() {
+    for vendor in Vendor::ALL {
+        let fake = Fake::new(1);
+        let rig = Rig::open(&fake, vendor).unwrap();
+        std::thread::scope(|scope| {
+            for value in 0..4u8 {
+                let rig = &rig;
+                scope.spawn(move || {
+                    let stream = rig.device.stream().unwrap();
+                    let bytes = vec![value; 3 << 20];
+                    let buffer = rig.device.allocate(bytes.len()).unwrap();
+                    let mut back = vec![0xEE; bytes.len()];
+                    for _ in 0..4 {
+                        stream.upload(&buffer, 0, &bytes).unwrap();
+                        stream.download(&buffer, 0, &mut back).unwrap();
+                        assert!(back == bytes);
+                    }
+                });
+            }
+        });
+        drop(rig);
+        fake.assert_clean();
+    }
+}
+
+#[test]
 fn objects_of_another_device_are_refused_with_a_sentence() {
     for vendor in Vendor::ALL {
         let fake = Fake::new(2);

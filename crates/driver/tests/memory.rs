@@ -117,7 +117,10 @@ fn touch_device_memory() {
 #[test]
 fn the_host_cannot_touch_device_memory() {
     let executable = std::env::current_exe().unwrap();
-    let output = Command::new(executable).args(["--ignored", "--exact", "touch_device_memory"]).output().unwrap();
+    let output =
+        Command::new(executable).args(["--ignored", "--exact", "touch_device_memory", "--nocapture"]).output().unwrap();
     const SEGMENTATION_FAULT: i32 = 11;
     assert_eq!(output.status.signal(), Some(SEGMENTATION_FAULT));
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(words.contains("fake driver: the host touched device memory"), "{words}");
 }

@@ -1,6 +1,7 @@
 //! The functions of the drivers and compilers, by their names.
 
 use crate::memory::DEVICE_BYTES;
+use crate::module::{Launch, build_image};
 use crate::queue::{Ends, Op};
 use crate::state::{Call, Handle, INVALID_DEVICE, INVALID_VALUE, State, Status, Vendor, enter, with_state};
 use std::ffi::{CStr, c_char, c_void};
@@ -64,10 +65,6 @@ shared_exports! {
         |state, call| state.copy(call, to, from, bytes, Ends::Device, stream);
     (cuMemsetD8Async, hipMemsetD8Async) (to: u64, value: u8, bytes: usize, stream: Handle) =
         |state, call| state.fill(call, to, value, bytes, stream);
-    (cuModuleLoadData, hipModuleLoadData) (module: &mut Handle, image: *const u8) = |state, call| {
-        // SAFETY: the caller gives an image.
-        unsafe { state.module_load(call, module, image) }
-    };
     (cuModuleUnload, hipModuleUnload) (module: Handle) = |state, call| state.module_unload(call, module);
     (cuModuleGetFunction, hipModuleGetFunction) (function: &mut Handle, module: Handle, name: *const c_char) =
         |state, call| {
@@ -228,6 +225,39 @@ own_exports! {
     };
 }
 
+/// Loads an image.
+///
+/// # Safety
+/// There must be an image at `image`.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the driver's own name")]
+pub unsafe extern "C" fn cuModuleLoadData(module: &mut Handle, image: *const u8) -> i32 {
+    // SAFETY: the caller gives an image.
+    unsafe { load_module("cuModuleLoadData", Vendor::Cuda, module, image) }
+}
+
+/// Loads an image.
+///
+/// # Safety
+/// There must be an image at `image`.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the driver's own name")]
+pub unsafe extern "C" fn hipModuleLoadData(module: &mut Handle, image: *const u8) -> i32 {
+    // SAFETY: the caller gives an image.
+    unsafe { load_module("hipModuleLoadData", Vendor::Hip, module, image) }
+}
+
+/// # Safety
+/// There must be an image at `image`.
+unsafe fn load_module(name: &'static str, vendor: Vendor, module: &mut Handle, image: *const u8) -> i32 {
+    // SAFETY: the caller gives an image. The driver's lock is not held yet.
+    unsafe { build_image(image) };
+    enter(name, vendor, |state, call| {
+        // SAFETY: the caller gives an image.
+        unsafe { state.module_load(call, module, image) }
+    })
+}
+
 /// The name of a status.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "the driver's own name")]
@@ -361,7 +391,7 @@ struct HipKernel {
 
 /// # Safety
 /// The parameters of a kernel node in the layout of the call's vendor must be there.
-unsafe fn read_kernel(state: &mut State, call: &Call, kernel: *const c_void) -> Result<crate::module::Launch, i32> {
+unsafe fn read_kernel(state: &mut State, call: &Call, kernel: *const c_void) -> Result<Launch, i32> {
     let (function, grid, block, shared_bytes, parameters) = match call.vendor {
         Vendor::Cuda => {
             // SAFETY: the caller vouches for the layout.

@@ -12,6 +12,7 @@ mod compiler;
 mod control;
 mod exports;
 mod fake;
+mod fault;
 mod graph;
 mod memory;
 mod module;

@@ -1,5 +1,6 @@
 //! Device memory that only the driver's own work can touch, and pinned host memory.
 
+use crate::fault;
 use crate::state::{Call, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, State, Status};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 use std::alloc::{Layout, alloc, dealloc};
@@ -43,6 +44,7 @@ impl Memory {
         // SAFETY: a new mapping at an address of the system's choice disturbs nothing.
         let arena = unsafe { mmap_anonymous(std::ptr::null_mut(), ARENA_BYTES, ProtFlags::empty(), flags) };
         let arena = arena.expect("the fake driver can reserve address space") as usize;
+        fault::watch(arena, arena + ARENA_BYTES);
         Memory { arena, used: 0, allocations: BTreeMap::new(), pinned: BTreeMap::new() }
     }
 
@@ -88,20 +90,23 @@ impl Memory {
         }
     }
 
-    /// The start of an allocation whose surroundings were written; memory is open.
-    pub(crate) fn find_overrun(&self) -> Option<u64> {
+    /// The start of an allocation whose surroundings were written, which are put right again; memory is open.
+    pub(crate) fn find_overrun(&mut self) -> Option<u64> {
         let live = self.allocations.iter().filter(|(_, allocation)| allocation.is_live);
-        live.filter(|(start, allocation)| {
+        for (start, allocation) in live {
             let (before, end) = (*start - allocation.pages, *start + allocation.len);
             let after = allocation.pages + allocation.pages_len - end;
-            // SAFETY: the pages of a live allocation are open while work runs.
-            let before = unsafe { std::slice::from_raw_parts(allocation.pages as *const u8, before) };
-            // SAFETY: as above.
-            let after = unsafe { std::slice::from_raw_parts(end as *const u8, after) };
-            before.iter().chain(after).any(|byte| *byte != CANARY)
-        })
-        .map(|(start, _)| *start as u64)
-        .next()
+            // SAFETY: the pages of a live allocation are open while work runs, and only this thread touches them.
+            let before = unsafe { std::slice::from_raw_parts_mut(allocation.pages as *mut u8, before) };
+            // SAFETY: as above; the two slices lie on different sides of the allocation.
+            let after = unsafe { std::slice::from_raw_parts_mut(end as *mut u8, after) };
+            if before.iter().chain(after.iter()).any(|byte| *byte != CANARY) {
+                before.fill(CANARY);
+                after.fill(CANARY);
+                return Some(*start as u64);
+            }
+        }
+        None
     }
 }
 
@@ -112,7 +117,6 @@ impl Drop for Memory {
     }
 }
 
-// The addresses are plain numbers here; see `Memory::open` for who may use them.
 fn protect(allocation: &Allocation, flags: MprotectFlags) {
     // SAFETY: the pages belong to the arena, and only the fake driver uses them.
     let status = unsafe { mprotect(allocation.pages as *mut c_void, allocation.pages_len, flags) };

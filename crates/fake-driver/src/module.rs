@@ -1,11 +1,12 @@
 //! Images, and the kernels in them, which run on the host.
 
 use crate::compiler::Image;
+use crate::fault;
 use crate::queue::Op;
 use crate::state::{Call, Handle, INVALID_IMAGE, INVALID_VALUE, NO_BINARY, NOT_FOUND, State, Status, Vendor};
 use libloading::Library;
 use std::ffi::c_void;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -54,6 +55,7 @@ impl Launch {
         let mut words = self.words.clone();
         let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect();
         let ([gx, gy, gz], [bx, by, bz]) = (self.grid, self.block);
+        let _name = fault::running(&self.name);
         // SAFETY: the library is loaded, and the text declares its host kernels with this signature and this many
         // parameters.
         unsafe { (self.entry)(gx, gy, gz, bx, by, bz, self.shared_bytes, pointers.as_mut_ptr()) };
@@ -79,7 +81,7 @@ impl State {
         if call.gives_null() {
             return Ok(());
         }
-        match load_text(&image.text) {
+        match build_text(&image.text).and_then(|path| open_text(&path)) {
             Ok(library) => {
                 *module = self.new_handle();
                 self.modules.insert(*module, Module { device, library: Arc::new(library) });
@@ -182,28 +184,40 @@ impl State {
     }
 }
 
-/// Compiles a text for the host, unless that was done before, and loads it.
-fn load_text(text: &str) -> Result<Library, String> {
-    let key = blake3::hash(format!("{}\n{text}", HOST_OPTIONS.join(" ")).as_bytes()).to_hex();
-    let folder = cache_folder();
-    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
-    let path = folder.join(format!("{key}.so"));
-    if !path.exists() {
-        // Written under another name first, so that a process never sees half a file.
-        let work = tempfile::tempdir_in(&folder).map_err(|error| error.to_string())?;
-        let (source, made) = (work.path().join("kernel.cpp"), work.path().join("kernel.so"));
-        std::fs::write(&source, text).map_err(|error| error.to_string())?;
-        let output = Command::new("c++").args(HOST_OPTIONS).arg(&source).arg("-o").arg(&made).output();
-        let output = output.map_err(|error| format!("c++ cannot be run: {error}"))?;
-        if !output.status.success() {
-            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
-        }
-        std::fs::rename(&made, &path).map_err(|error| error.to_string())?;
+/// Compiles the text of an image ahead of loading it, so that threads compile side by side. Faults show when loading.
+///
+/// # Safety
+/// As for `State::module_load`.
+pub(crate) unsafe fn build_image(image: *const u8) {
+    // SAFETY: the caller vouches for the image.
+    if let Some(image) = unsafe { Image::read(image) } {
+        let _ = build_text(&image.text);
     }
-    // SAFETY: the library was made from a test's own text.
-    unsafe { Library::new(&path) }.map_err(|error| error.to_string())
 }
 
-fn cache_folder() -> PathBuf {
-    std::env::temp_dir().join("precast-fake-driver")
+/// Compiles a text for the host, unless that was done before by this or another process, and says where the result is.
+fn build_text(text: &str) -> Result<PathBuf, String> {
+    let key = blake3::hash(format!("{}\n{text}", HOST_OPTIONS.join(" ")).as_bytes()).to_hex();
+    let folder = std::env::temp_dir().join("precast-fake-driver");
+    let path = folder.join(format!("{key}.so"));
+    if path.exists() {
+        return Ok(path);
+    }
+    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+    // Written under another name first, so that a process never sees half a file.
+    let work = tempfile::tempdir_in(&folder).map_err(|error| error.to_string())?;
+    let (source, made) = (work.path().join("kernel.cpp"), work.path().join("kernel.so"));
+    std::fs::write(&source, text).map_err(|error| error.to_string())?;
+    let output = Command::new("c++").args(HOST_OPTIONS).arg(&source).arg("-o").arg(&made).output();
+    let output = output.map_err(|error| format!("c++ cannot be run: {error}"))?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    std::fs::rename(&made, &path).map_err(|error| error.to_string())?;
+    Ok(path)
+}
+
+fn open_text(path: &Path) -> Result<Library, String> {
+    // SAFETY: the library was made from a test's own text.
+    unsafe { Library::new(path) }.map_err(|error| error.to_string())
 }
