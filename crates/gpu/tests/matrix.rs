@@ -71,8 +71,8 @@ fn products_of_odd_sizes() {
 fn every_tactic_of_a_product() {
     let mut cases = Vec::new();
     for dtype in [DType::F16, DType::BF16, DType::F32] {
-        cases.push(product(dtype, [40, 72, 520], false, false));
-        cases.push(product(dtype, [72, 40, 515], true, true));
+        cases.push(product(dtype, [40, 72, 328], false, false));
+        cases.push(product(dtype, [72, 40, 323], true, true));
     }
     check_tactics(&cases);
 }
@@ -189,6 +189,7 @@ fn products_of_few_rows() {
     }
     check(&cases, PLAIN);
     check(&cases, WIDE);
+    check_tactics(&[product(DType::F16, [5, 30, 72], false, true), product(DType::F32, [3, 9, 72], false, true)]);
 }
 
 #[test]
@@ -317,6 +318,12 @@ fn attentions_of_many_sizes() {
     }
     check(&cases, PLAIN);
     check(&cases[..10], WIDE);
+}
+
+#[test]
+fn every_tactic_of_an_attention() {
+    let mask: &[usize] = &[2, 1, 1, 150];
+    check_tactics(&[attention(DType::F16, &[2, 1], [37, 150, 24, 48], Some(mask))]);
 }
 
 /// Heads of a joint projection [batch, tokens, 3 · heads · depth], joined again after the attention.

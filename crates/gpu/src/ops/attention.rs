@@ -8,8 +8,9 @@ use precast_passes::fuse_attention::{Attention, attention_of};
 use precast_passes::strided_view::StridedView;
 use precast_tensor::DType;
 
-use crate::kernel::{ATTENTION_FMA, ATTENTION_MMA, Arch, Launch, Lowered, MATRIX, Operand, Vendor};
+use crate::kernel::{ATTENTION_FMA, ATTENTION_MMA, Launch, Lowered, MATRIX, Operand, Vendor};
 use crate::ops::c_text::{common_width, f32_text, offset_text, type_name};
+use crate::ops::tiles::{SplitBy, Tactic, Tile};
 use crate::site::{Site, dense_strides};
 
 /// The largest head on matrix instructions: beyond it a thread's sums leave its registers.
@@ -17,117 +18,109 @@ const HEAD_MAX: usize = 256;
 /// Queries of a block by multiply-add.
 const FMA_QUERIES: usize = 16;
 
-/// How the warps of a block share its queries and keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AttentionTile {
-    /// Warps along queries, 16 each.
-    pub warps_q: usize,
-    /// Warps that divide the keys of a step.
-    pub warps_keys: usize,
-    /// Keys of a warp in one step.
-    pub warp_keys: usize,
-    /// Blocks of keys in shared memory.
-    pub stages: usize,
+const fn tile(warps_q: usize, warps_keys: usize, warp_keys: usize, stages: usize) -> Tile {
+    Tile::Attention { warps_q, warps_keys, warp_keys, stages }
 }
 
-const TILES: &[AttentionTile] = &[
-    AttentionTile { warps_q: 8, warps_keys: 1, warp_keys: 64, stages: 2 },
-    AttentionTile { warps_q: 4, warps_keys: 1, warp_keys: 64, stages: 2 },
-    AttentionTile { warps_q: 2, warps_keys: 2, warp_keys: 32, stages: 2 },
-    AttentionTile { warps_q: 1, warps_keys: 4, warp_keys: 32, stages: 2 },
-    AttentionTile { warps_q: 1, warps_keys: 4, warp_keys: 16, stages: 2 },
-    AttentionTile { warps_q: 1, warps_keys: 2, warp_keys: 16, stages: 1 },
+const TILES: &[Tile] = &[
+    tile(8, 1, 64, 2),
+    tile(4, 1, 64, 2),
+    tile(4, 1, 32, 2),
+    tile(2, 2, 32, 2),
+    tile(1, 4, 32, 2),
+    tile(1, 4, 16, 2),
+    tile(1, 2, 16, 1),
 ];
 
-impl AttentionTile {
-    fn queries(self) -> usize {
-        16 * self.warps_q
-    }
-
-    fn shared_bytes(self, depth: usize, width: usize) -> usize {
-        let pad = |elements: usize| match elements.next_multiple_of(16) {
-            16 => 16,
-            32 => 32,
-            more => more.next_multiple_of(64),
-        };
-        let keys = self.warps_keys * self.warp_keys;
-        let tiles = 2 * (self.queries() * pad(depth) + self.stages * keys * (pad(depth) + pad(width)));
-        let sums = 4 * self.warps_keys * self.queries() * (width.next_multiple_of(16) + 8 + 2);
-        tiles.max(sums)
-    }
+fn shared_bytes([queries, keys, _]: [usize; 3], warps_keys: usize, stages: usize, found: &Attention) -> usize {
+    let pad = |elements: usize| match elements.next_multiple_of(16) {
+        16 => 16,
+        32 => 32,
+        more => more.next_multiple_of(64),
+    };
+    let (depth, width) = (pad(found.depth), pad(found.width));
+    let tiles = 2 * (queries * depth + stages * keys * (depth + width));
+    let sums = 4 * warps_keys * queries * (found.width.next_multiple_of(16) + 8 + 2);
+    tiles.max(sums)
 }
 
-/// The tiles that an attention may be cut into, the one that is expected to be fastest first.
-pub fn tiles(arch: &Arch, items: usize, [queries, keys, depth, width]: [usize; 4]) -> Vec<AttentionTile> {
-    let fits = |tile: &&AttentionTile| tile.shared_bytes(depth, width) <= arch.shared_bytes_max as usize;
-    let cost = |tile: &AttentionTile| {
-        let blocks = (items * queries.div_ceil(tile.queries())) as f64;
-        let steps = keys.div_ceil(tile.warps_keys * tile.warp_keys) as f64;
-        let multiprocessors = f64::from(arch.multiprocessors);
-        let warps = (tile.warps_q * tile.warps_keys) as f64;
+/// The tactics of an attention, the one that is expected to be fastest first; none where it has no choice.
+pub fn candidates(site: &Site, body: &Graph) -> Vec<Tactic> {
+    let Some(found) = attention(site, body).filter(|found| is_mma(site, found)) else { return Vec::new() };
+    let mut tactics = Vec::new();
+    for &tile in TILES {
+        let Tile::Attention { warps_q, warps_keys, warp_keys, stages } = tile else { continue };
+        if shared_bytes(tile.sizes(), warps_keys, stages, &found) > site.arch.shared_bytes_max as usize {
+            continue;
+        }
+        let items: usize = found.batch.iter().product();
+        let blocks = (items * found.queries.div_ceil(16 * warps_q)) as f64;
+        let steps = found.keys.div_ceil(warps_keys * warp_keys) as f64;
         // Four units of a multiprocessor; a warp waits for its own chain of instructions when it is alone on one.
-        let work = (tile.warp_keys * (depth + width)) as f64 / 16.0 * 2.0 + (tile.warp_keys * 6) as f64;
-        let together = (blocks / multiprocessors).ceil();
-        let step = (work * (warps * together / 4.0).ceil()).max(work * 2.0 + 300.0);
-        let waits = 900.0 + 60.0 * tile.warps_keys as f64;
-        steps * step + waits * (together / 4.0).ceil()
-    };
-    let mut tiles: Vec<AttentionTile> = TILES.iter().filter(fits).copied().collect();
-    tiles.sort_by(|a, b| cost(a).total_cmp(&cost(b)));
-    tiles
+        let work = (warp_keys * (found.depth + found.width)) as f64 / 8.0 + (warp_keys * 6) as f64;
+        let together = (blocks / f64::from(site.arch.multiprocessors)).ceil();
+        let step = (work * ((warps_q * warps_keys) as f64 * together / 4.0).ceil()).max(work * 2.0 + 300.0);
+        let waits = (900.0 + 60.0 * warps_keys as f64) * (together / 4.0).ceil();
+        tactics.push(Tactic { tile, splits: 1, split_by: SplitBy::None, cost: steps * step + waits });
+    }
+    tactics.sort_by(|a, b| a.cost.total_cmp(&b.cost));
+    tactics
 }
 
 /// The kernels of a body that is an attention.
 pub fn lower(site: &Site, body: &Graph) -> Option<Lowered> {
-    let found = attention_of(body, &|input| site.constant(input).cloned())?;
-    let operands = [Some(&found.q), Some(&found.k), Some(&found.v), found.mask.as_ref()];
-    let is_dense = |input: usize| site.strides(input) == dense_strides(&site.shape(input), false);
-    if !operands.into_iter().flatten().all(|operand| is_dense(operand.input)) {
-        return None;
-    }
-    let dtype = site.dtype(found.q.input);
-    let is_same = [found.k.input, found.v.input].iter().all(|&input| site.dtype(input) == dtype);
-    let is_float = |dtype: DType| matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
-    let mask_dtype = found.mask.as_ref().map_or(dtype, |mask| site.dtype(mask.input));
-    if !is_same || !is_float(dtype) || !is_float(mask_dtype) || site.out_dtype(0) != dtype {
-        return None;
-    }
-    if site.out_strides(0) != dense_strides(&site.out_shape(0), false) {
-        return None;
-    }
-    let items: usize = found.batch.iter().product();
-    let sizes = [found.queries, found.keys, found.depth, found.width];
-    let is_mma = dtype != DType::F32 && site.arch.vendor == Vendor::Cuda && found.depth.max(found.width) <= HEAD_MAX;
-    let chosen = is_mma.then(|| tiles(site.arch, items, sizes).first().copied()).flatten();
-    match chosen {
-        Some(tile) => lower_tile(site, &found, tile),
-        None => lower_elements(site, &found),
+    match candidates(site, body).first() {
+        Some(tactic) => lower_with(site, body, tactic),
+        None => lower_elements(site, &attention(site, body)?),
     }
 }
 
+/// The kernels of a body that is an attention by a tactic.
+pub fn lower_with(site: &Site, body: &Graph, tactic: &Tactic) -> Option<Lowered> {
+    lower_tile(site, &attention(site, body)?, tactic)
+}
+
+/// Whether matrix instructions compute it.
+fn is_mma(site: &Site, found: &Attention) -> bool {
+    let is_16_bit = site.dtype(found.q.input) != DType::F32;
+    is_16_bit && site.arch.vendor == Vendor::Cuda && found.depth.max(found.width) <= HEAD_MAX
+}
+
+/// The attention that a body is, if all its operands have one of the types that kernels read.
+fn attention(site: &Site, body: &Graph) -> Option<Attention> {
+    let found = attention_of(body, &|input| site.constant(input).cloned())?;
+    let operands = [Some(&found.q), Some(&found.k), Some(&found.v), found.mask.as_ref()];
+    let is_dense = |input: usize| site.strides(input) == dense_strides(&site.shape(input), false);
+    let is_float = |dtype: DType| matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
+    let dtype = site.dtype(found.q.input);
+    let is_same = [found.k.input, found.v.input].iter().all(|&input| site.dtype(input) == dtype);
+    let fits =
+        operands.into_iter().flatten().all(|operand| is_dense(operand.input) && is_float(site.dtype(operand.input)));
+    let is_result = site.out_dtype(0) == dtype && site.out_strides(0) == dense_strides(&site.out_shape(0), false);
+    (fits && is_same && is_result).then_some(found)
+}
+
 /// The kernel on matrix instructions.
-fn lower_tile(site: &Site, found: &Attention, tile: AttentionTile) -> Option<Lowered> {
+fn lower_tile(site: &Site, found: &Attention, tactic: &Tactic) -> Option<Lowered> {
+    let Tile::Attention { warps_q, warps_keys, warp_keys, stages } = tactic.tile else { return None };
+    let sizes @ [queries, keys, _] = tactic.tile.sizes();
+    let stages = if found.keys > keys { stages } else { 1 };
     let mut text = MATRIX.to_string();
     text.push_str(&constants(site, found)?);
-    let keys = tile.warps_keys * tile.warp_keys;
-    let stages = if found.keys > keys { tile.stages } else { 1 };
     let _ = writeln!(
         text,
-        "constexpr int WARPS_Q = {}, WARPS_KEYS = {}, WARP_KEYS = {}, STAGES = {stages};",
-        tile.warps_q, tile.warps_keys, tile.warp_keys
+        "constexpr int WARPS_Q = {warps_q}, WARPS_KEYS = {warps_keys}, WARP_KEYS = {warp_keys}, STAGES = {stages};"
     );
     text.push_str(ATTENTION_MMA);
-    let threads = (tile.warps_q * tile.warps_keys) as u32 * site.arch.warp;
-    let shared = AttentionTile { stages, ..tile }.shared_bytes(found.depth, found.width);
-    let name = format!("attention.mma.{}q{keys}k", tile.queries());
-    launch(site, found, text, name, tile.queries(), threads, shared)
+    let shared = shared_bytes(sizes, warps_keys, stages, found);
+    let name = format!("attention.{}", tactic.name());
+    launch(site, found, text, name, queries, tactic.tile.threads(site.arch.warp), shared)
 }
 
 /// The kernel by multiply-add.
 fn lower_elements(site: &Site, found: &Attention) -> Option<Lowered> {
-    let bytes = |keys: usize| {
-        4 * ((FMA_QUERIES + keys) * (found.depth + 1) + keys * found.width + FMA_QUERIES * (keys + 1))
-    };
+    let bytes =
+        |keys: usize| 4 * ((FMA_QUERIES + keys) * (found.depth + 1) + keys * found.width + FMA_QUERIES * (keys + 1));
     let keys = [32, 16, 8].into_iter().find(|&keys| bytes(keys) <= site.arch.shared_bytes_max as usize)?;
     let mut text = constants(site, found)?;
     let _ = writeln!(text, "constexpr int BQ = {FMA_QUERIES}, BKEYS = {keys};");
@@ -175,7 +168,8 @@ fn launch(
 fn constants(site: &Site, found: &Attention) -> Option<String> {
     let mut text = String::new();
     let mask_dtype = found.mask.as_ref().map_or(DType::F32, |mask| site.dtype(mask.input));
-    let _ = writeln!(text, "typedef {} T;\ntypedef {} M;", type_name(site.dtype(found.q.input))?, type_name(mask_dtype)?);
+    let _ =
+        writeln!(text, "typedef {} T;\ntypedef {} M;", type_name(site.dtype(found.q.input))?, type_name(mask_dtype)?);
     let Attention { queries, keys, depth, width, .. } = found;
     let _ = writeln!(
         text,
@@ -192,7 +186,8 @@ fn constants(site: &Site, found: &Attention) -> Option<String> {
         if is_turned {
             std::mem::swap(&mut row, &mut column);
         }
-        let axes: Vec<(usize, usize)> = view.shape[..rank - 2].iter().copied().zip(view.strides.iter().copied()).collect();
+        let axes: Vec<(usize, usize)> =
+            view.shape[..rank - 2].iter().copied().zip(view.strides.iter().copied()).collect();
         let start = format!("{} + {}", view.offset, offset_text("z", &axes));
         let upper = name.to_uppercase();
         // An axis of one element has whatever stride is best.
@@ -218,7 +213,12 @@ fn constants(site: &Site, found: &Attention) -> Option<String> {
             let axes: Vec<(usize, usize)> =
                 view.shape[..rank - 2].iter().copied().zip(view.strides.iter().copied()).collect();
             let (row, column) = (view.strides[rank - 2], view.strides[rank - 1]);
-            let _ = writeln!(text, "DEVICE i64 start_mask(i64 z) {{ return {} + {}; }}", view.offset, offset_text("z", &axes));
+            let _ = writeln!(
+                text,
+                "DEVICE i64 start_mask(i64 z) {{ return {} + {}; }}",
+                view.offset,
+                offset_text("z", &axes)
+            );
             let _ = writeln!(text, "constexpr i64 MASK_ROW = {row}, MASK_COLUMN = {column};");
         }
         None => {

@@ -183,7 +183,8 @@ pub(crate) fn product(root: &Root, sizes: &ConvSizes) -> Option<Product> {
     let b = Side::matrix(b_operand, true, common_width(8, &[pitch]), pitch, format!("z * {}", n * pitch));
     let a_operand = Operand::Read(inputs[0] as u32);
     let a_start = format!("z * {}", group_channels * sizes.x_strides[1]);
-    let a_vec = if is_last && sizes.is_channels_last() { common_width(8, &[group_channels, sizes.channels]) } else { 1 };
+    let a_vec =
+        if is_last && sizes.is_channels_last() { common_width(8, &[group_channels, sizes.channels]) } else { 1 };
     let is_matrix = sizes.is_channels_last() && sizes.is_pointwise();
     let mut constants = String::new();
     let a = if is_matrix {
@@ -204,7 +205,7 @@ pub(crate) fn product(root: &Root, sizes: &ConvSizes) -> Option<Product> {
         is_grouped: true,
         a,
         b,
-        b_input: Operand::Read(inputs[1] as u32),
+        b_constant: None,
         b_pitch: pitch,
         is_a_along_k: is_last,
         constants,

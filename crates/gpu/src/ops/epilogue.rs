@@ -128,8 +128,8 @@ impl Reader<'_> {
         self.operands.push((Operand::Read(input as u32), dtype));
         let name = type_name(dtype)?;
         let column_stride = strides[coordinates.column_axis];
-        let is_same = (0..strides.len())
-            .all(|axis| coordinates.shape[axis] == 1 || strides[axis] == coordinates.strides[axis]);
+        let is_same =
+            (0..strides.len()).all(|axis| coordinates.shape[axis] == 1 || strides[axis] == coordinates.strides[axis]);
         let offset = if is_same { "at".to_string() } else { coordinates.offset(&strides) };
         if column_stride == 0 {
             let _ = writeln!(self.loads, "        f32 q{position} = to_f32(p{position}[{offset}]);");

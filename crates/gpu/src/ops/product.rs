@@ -4,9 +4,12 @@ use std::fmt::Write as _;
 
 use precast_tensor::{DType, Tensor};
 
-use crate::kernel::{Arch, Launch, Lowered, MATRIX, Operand, PRODUCT_FMA, PRODUCT_FINISH, PRODUCT_MMA, PRODUCT_SOURCES};
+use crate::kernel::{
+    Arch, Launch, Lowered, MATRIX, Operand, PRODUCT_FINISH, PRODUCT_FMA, PRODUCT_MMA, PRODUCT_SOURCES,
+};
 use crate::ops::c_text::{common_width, type_name};
 use crate::ops::epilogue::{Coordinates, Epilogue};
+use crate::ops::gemv;
 use crate::ops::tiles::{ProductSize, SplitBy, Tactic, Tile, candidates};
 
 /// Threads of a block that adds splits.
@@ -58,8 +61,8 @@ pub struct Product {
     pub a: Side,
     /// Columns.
     pub b: Side,
-    /// The operand of the node that `b` is.
-    pub b_input: Operand,
+    /// The value of `b` as the node has it, if it is one constant matrix.
+    pub b_constant: Option<Tensor>,
     /// From one step of the inner axis to the next in a right operand by columns.
     pub b_pitch: usize,
     /// Whether elements of `a` that one after the other are read lie along the inner axis.
@@ -91,7 +94,8 @@ impl Product {
     /// All tactics, the one that is expected to be fastest first.
     pub fn candidates(&self, arch: &Arch) -> Vec<Tactic> {
         let acc_bytes = if matches!(self.dtype, DType::F64 | DType::I64 | DType::U64) { 8 } else { 4 };
-        let size = ProductSize { mnk: self.mnk, count: self.count, is_mma: self.is_mma(), acc_bytes };
+        let is_streamable = gemv::is_streamable(self);
+        let size = ProductSize { mnk: self.mnk, count: self.count, is_mma: self.is_mma(), acc_bytes, is_streamable };
         candidates(arch, size)
     }
 
@@ -107,6 +111,9 @@ impl Product {
         let is_plain_float = acc == "f32";
         if !is_plain_float && (!self.epilogue.is_empty() || self.dtype != self.out_dtype) {
             return None;
+        }
+        if let Tile::Gemv { columns } = tactic.tile {
+            return gemv::lower(arch, &self, columns);
         }
         let name = format!("{}.{}{}", self.kind, tactic.name(), self.epilogue.suffix);
         let [m, n, _] = self.mnk;
@@ -161,6 +168,7 @@ impl Product {
         let most = match tactic.tile {
             Tile::Mma { .. } => 8,
             Tile::Fma { tn, .. } => tn.min(4),
+            Tile::Gemv { .. } | Tile::Attention { .. } => 1,
         };
         if self.coordinates.is_by_columns() { common_width(most, &[self.mnk[1]]) } else { 1 }
     }
@@ -184,7 +192,8 @@ impl Product {
         let _ = writeln!(text, "DEVICE i64 start_b(i64 z) {{ return {}; }}", self.b.start);
         match tactic.tile {
             Tile::Mma { warps: [wm, wn, wk], stages, .. } => {
-                let _ = writeln!(text, "constexpr int WARPS_M = {wm}, WARPS_N = {wn}, WARPS_K = {wk}, STAGES = {stages};");
+                let _ =
+                    writeln!(text, "constexpr int WARPS_M = {wm}, WARPS_N = {wn}, WARPS_K = {wk}, STAGES = {stages};");
                 let _ = writeln!(text, "constexpr int A_VEC = {}, B_VEC = {};", self.a.vec, self.b.vec);
                 let (a, b) = (self.a.is_by_rows, self.b.is_by_rows);
                 let _ = writeln!(text, "constexpr bool A_BY_ROWS = {a}, B_BY_ROWS = {b};");
@@ -196,6 +205,7 @@ impl Product {
                 let _ = writeln!(text, "constexpr bool A_ALONG_K = {a}, B_ALONG_K = {b};");
                 text.push_str(PRODUCT_FMA);
             }
+            Tile::Gemv { .. } | Tile::Attention { .. } => return None,
         }
         Some(text)
     }
@@ -242,6 +252,7 @@ impl Product {
         let body = match tactic.tile {
             Tile::Mma { .. } => "product_of_tiles",
             Tile::Fma { .. } => "product_by_elements",
+            Tile::Gemv { .. } | Tile::Attention { .. } => return None,
         };
         if tactic.split_by == SplitBy::Memory {
             return Some(format!(
