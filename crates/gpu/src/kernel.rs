@@ -4,7 +4,7 @@ use precast_tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 /// What every kernel text starts from.
-pub const PRELUDE: &str = include_str!("text/prelude.h");
+pub const PRELUDE: &str = concat!(include_str!("text/prelude.h"), include_str!("text/functions.h"));
 /// The host's part of it, for tests without a GPU.
 pub const HOST: &str = include_str!("text/host.h");
 

@@ -2,12 +2,11 @@
 
 mod host;
 
-use host::{Case, PLAIN, check};
-use precast_ir::op::Transpose;
-use precast_tensor::DType;
-
-#[test]
-#[ignore = "not written yet"]
-fn transposes() {
-    check(&[Case::new(Transpose { perm: vec![1, 0] }, &[host::numbers(DType::F32, &[2, 3], 1, -1.0, 1.0)])], PLAIN);
-}
+#[path = "ops/elementwise.rs"]
+mod elementwise;
+#[path = "ops/layout.rs"]
+mod layout;
+#[path = "ops/norm.rs"]
+mod norm;
+#[path = "ops/reduce.rs"]
+mod reduce;

@@ -8,8 +8,9 @@ use precast_passes::fuse_attention::{Attention, attention_of};
 use precast_passes::strided_view::StridedView;
 use precast_tensor::DType;
 
+use crate::element::{float_literal, memory_type};
 use crate::kernel::{ATTENTION_FMA, ATTENTION_MMA, Launch, Lowered, MATRIX, Operand, Vendor};
-use crate::ops::c_text::{common_width, f32_text, offset_text, type_name};
+use crate::ops::c_text::{common_width, offset_text};
 use crate::ops::tiles::{SplitBy, Tactic, Tile};
 use crate::site::{Site, dense_strides};
 
@@ -168,8 +169,12 @@ fn launch(
 fn constants(site: &Site, found: &Attention) -> Option<String> {
     let mut text = String::new();
     let mask_dtype = found.mask.as_ref().map_or(DType::F32, |mask| site.dtype(mask.input));
-    let _ =
-        writeln!(text, "typedef {} T;\ntypedef {} M;", type_name(site.dtype(found.q.input))?, type_name(mask_dtype)?);
+    let _ = writeln!(
+        text,
+        "typedef {} T;\ntypedef {} M;",
+        memory_type(site.dtype(found.q.input))?,
+        memory_type(mask_dtype)?
+    );
     let Attention { queries, keys, depth, width, .. } = found;
     let _ = writeln!(
         text,
@@ -179,7 +184,7 @@ fn constants(site: &Site, found: &Attention) -> Option<String> {
         found.clears_nan
     );
     let factor = f64::from(found.scale) / f64::from(found.divisor);
-    let _ = writeln!(text, "#define FACTOR {}", f32_text(factor));
+    let _ = writeln!(text, "#define FACTOR {}", float_literal(DType::F32, factor));
     let matrix = |text: &mut String, name: &str, view: &StridedView, is_turned: bool| {
         let rank = view.shape.len();
         let (mut row, mut column) = (rank - 2, rank - 1);

@@ -4,10 +4,11 @@ use std::fmt::Write as _;
 
 use precast_tensor::{DType, Tensor};
 
+use crate::element::memory_type;
 use crate::kernel::{
     Arch, Launch, Lowered, MATRIX, Operand, PRODUCT_FINISH, PRODUCT_FMA, PRODUCT_MMA, PRODUCT_SOURCES,
 };
-use crate::ops::c_text::{common_width, type_name};
+use crate::ops::c_text::common_width;
 use crate::ops::epilogue::{Coordinates, Epilogue};
 use crate::ops::gemv;
 use crate::ops::tiles::{ProductSize, SplitBy, Tactic, Tile, candidates};
@@ -86,7 +87,7 @@ impl Product {
     fn acc_name(&self) -> Option<&'static str> {
         match self.dtype {
             DType::F16 | DType::BF16 | DType::F32 => Some("f32"),
-            DType::F64 | DType::I32 | DType::U32 | DType::I64 | DType::U64 => type_name(self.dtype),
+            DType::F64 | DType::I32 | DType::U32 | DType::I64 | DType::U64 => memory_type(self.dtype),
             _ => None,
         }
     }
@@ -213,7 +214,7 @@ impl Product {
     /// What both launches say of the result.
     pub(crate) fn result_text(&self, tactic: &Tactic, acc: &str) -> Option<String> {
         let mut text = String::new();
-        let (input, output) = (type_name(self.dtype)?, type_name(self.out_dtype)?);
+        let (input, output) = (memory_type(self.dtype)?, memory_type(self.out_dtype)?);
         let _ = writeln!(text, "typedef {input} T;\ntypedef {output} Y;\ntypedef {acc} Acc;");
         let split_by = match tactic.split_by {
             SplitBy::None => 0,
@@ -238,7 +239,7 @@ impl Product {
         let mut parameters = String::new();
         let mut values = Vec::new();
         for (at, (_, dtype)) in self.epilogue.operands.iter().enumerate() {
-            let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", type_name(*dtype).unwrap_or("u8"), first + at);
+            let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", memory_type(*dtype).unwrap_or("u8"), first + at);
             values.push(format!("e{at}.get()"));
         }
         [parameters, values.join(", ")]

@@ -242,3 +242,4 @@ template <class T> static T shuffle_down(T x, int by) {
 }
 static void sync_block() { host::leave(host::AT_BLOCK); }
 static void sync_warp() { host::leave(host::AT_WARP); }
+static void atomic_max(i32 *place, i32 x) { *place = *place < x ? x : *place; }

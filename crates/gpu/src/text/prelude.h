@@ -43,7 +43,7 @@ typedef double f64;
 #define UNROLL _Pragma("unroll")
 #endif
 
-#define INFINITE __builtin_huge_valf()
+#define INFINITE float_of(0x7f800000u)
 
 // ---- bits -----------------------------------------------------------------------------------------------------------
 
@@ -142,6 +142,7 @@ template <class T> DEVICE T shuffle_up(T x, int by) { return __shfl_up_sync(0xff
 template <class T> DEVICE T shuffle_down(T x, int by) { return __shfl_down_sync(0xffffffffu, x, by); }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
+DEVICE void atomic_max(i32 *place, i32 x) { atomicMax(place, x); }
 #elif defined(PRECAST_HIP)
 template <class T> DEVICE T shuffle_xor(T x, int mask) { return __shfl_xor(x, mask); }
 template <class T> DEVICE T shuffle(T x, int lane) { return __shfl(x, lane); }
@@ -149,4 +150,5 @@ template <class T> DEVICE T shuffle_up(T x, int by) { return __shfl_up(x, by); }
 template <class T> DEVICE T shuffle_down(T x, int by) { return __shfl_down(x, by); }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __builtin_amdgcn_wave_barrier(); }
+DEVICE void atomic_max(i32 *place, i32 x) { atomicMax(place, x); }
 #endif
