@@ -12,12 +12,12 @@ pub mod nest;
 mod ops;
 pub mod site;
 pub mod step;
+pub mod tactics;
 pub mod target;
+pub mod team;
 
 pub use compile::{KernelCompiler, KernelStore, MemoryKernels};
 pub use context::GpuContext;
 pub use device::{GpuDevice, arch_of};
 pub use kernel::{Arch, Vendor};
 pub use target::GpuTarget;
-pub mod tactics;
-pub mod team;

@@ -4,7 +4,9 @@ mod host;
 
 use host::{Case, INDIRECT, PLAIN, WIDE, check, check_with, numbers};
 use precast_gpu::tactics::{Tactic, candidates, lower_with};
-use precast_ir::op::{Binary, BinaryFn, Conv, Matmul, Unary, UnaryFn};
+use precast_ir::op::{
+    Binary, BinaryFn, Conv, ConvTranspose, Matmul, Op, Reshape, Slice, Softmax, Transpose, Unary, UnaryFn,
+};
 use precast_ir::{Graph, ValueId};
 use precast_tensor::{DType, Dim, Tensor};
 
@@ -69,8 +71,8 @@ fn products_of_odd_sizes() {
 fn every_tactic_of_a_product() {
     let mut cases = Vec::new();
     for dtype in [DType::F16, DType::BF16, DType::F32] {
-        cases.push(product(dtype, [40, 72, 520], false, false));
-        cases.push(product(dtype, [72, 40, 515], true, true));
+        cases.push(product(dtype, [40, 72, 328], false, false));
+        cases.push(product(dtype, [72, 40, 323], true, true));
     }
     check_tactics(&cases);
 }
@@ -186,5 +188,180 @@ fn products_of_few_rows() {
         }
     }
     check(&cases, PLAIN);
+    check(&cases, WIDE);
+    check_tactics(&[product(DType::F16, [5, 30, 72], false, true), product(DType::F32, [3, 9, 72], false, true)]);
+}
+
+#[test]
+fn transposed_convolutions_in_both_orders() {
+    let mut cases = Vec::new();
+    for dtype in [DType::F16, DType::F32] {
+        for (x, filter, stride, pad, dilation, groups) in [
+            (vec![2, 4, 5, 6], vec![4, 3, 3, 3], 2, 1, 1, 1),
+            (vec![1, 6, 4, 5], vec![6, 2, 2, 3], 1, 0, 2, 3),
+            (vec![1, 5, 9], vec![5, 4, 4], 3, 1, 1, 1),
+        ] {
+            let rank = x.len() - 2;
+            let op = ConvTranspose {
+                stride: vec![stride; rank],
+                pad_lo: vec![Dim::from(pad); rank],
+                pad_hi: vec![Dim::from(pad); rank],
+                output_pad: vec![stride - 1; rank],
+                dilation: vec![dilation; rank],
+                groups,
+            };
+            let bias = random(dtype, &[filter[1] * groups], 3);
+            let case = Case::new(op, &[random(dtype, &x, 1), random(dtype, &filter, 2), bias]);
+            cases.push(case.clone().channels_last());
+            cases.push(case);
+        }
+    }
+    check(&cases, PLAIN);
+}
+
+fn add(graph: &mut Graph, op: impl Into<Op>, inputs: &[ValueId]) -> ValueId {
+    graph.add(op, inputs, &Default::default()).expect("the node fits")
+}
+
+fn unary(func: UnaryFn) -> Unary {
+    Unary { func, alpha: 1.0, beta: 0.0 }
+}
+
+fn binary(func: BinaryFn) -> Binary {
+    Binary { func }
+}
+
+#[test]
+fn epilogues_are_part_of_the_kernel() {
+    let mut cases = Vec::new();
+    for dtype in [DType::F16, DType::F32] {
+        for (m, n) in [(40, 24), (7, 33)] {
+            let k = 70;
+            let inputs = [
+                random(dtype, &[2, m, k], 1),
+                random(dtype, &[k, n], 2),
+                random(dtype, &[n], 3),
+                random(dtype, &[2, m, n], 4),
+                random(dtype, &[2, 1, 1], 5),
+            ];
+            let mut body = Graph::new("");
+            let v: Vec<ValueId> = inputs.iter().map(|input| body.add_input("", input.type_())).collect();
+            let x = add(&mut body, matmul(false, false), &v[..2]);
+            let x = add(&mut body, binary(BinaryFn::Add), &[x, v[2]]);
+            let x = add(&mut body, unary(UnaryFn::GeluErf), &[x]);
+            let x = add(&mut body, binary(BinaryFn::Add), &[v[3], x]);
+            let half = body.add_constant(host::of_values(dtype, &[1], &[0.5]));
+            let x = add(&mut body, binary(BinaryFn::Mul), &[x, half]);
+            let x = add(&mut body, binary(BinaryFn::Mul), &[x, v[4]]);
+            body.add_output("", x);
+            cases.push(Case::fused("a product, bias, gelu, residual and factors", body, &inputs).with_slack(2e-3));
+        }
+        let inputs = [
+            random(dtype, &[2, 16, 5, 6], 1),
+            random(dtype, &[24, 16, 3, 3], 2),
+            random(dtype, &[24], 3),
+            random(dtype, &[2, 24, 5, 6], 4),
+            random(dtype, &[24, 1, 1], 5),
+        ];
+        let mut body = Graph::new("");
+        let v: Vec<ValueId> = inputs.iter().map(|input| body.add_input("", input.type_())).collect();
+        let x = add(&mut body, conv(1, [1, 1], 1, 1, 2), &v[..3]);
+        let x = add(&mut body, binary(BinaryFn::Mul), &[x, v[4]]);
+        let x = add(&mut body, binary(BinaryFn::Add), &[x, v[3]]);
+        let x = add(&mut body, unary(UnaryFn::Relu), &[x]);
+        body.add_output("", x);
+        let case = Case::fused("a convolution, scale, residual and relu", body, &inputs).with_slack(2e-3);
+        cases.push(case.clone());
+        cases.push(case.clone().channels_last());
+        cases.push(case.channels_last_values(&[5]));
+    }
+    check(&cases, PLAIN);
+    check(&cases, WIDE);
+    check_tactics(&cases[..1]);
+    check_tactics(&cases[3..4]);
+}
+
+/// softmax(q·kᵀ / 4 + mask)·v.
+fn attention(dtype: DType, batch: &[usize], [queries, keys, depth, width]: [usize; 4], mask: Option<&[usize]>) -> Case {
+    let of = |rows: usize, columns: usize, seed: u64| {
+        let shape: Vec<usize> = batch.iter().copied().chain([rows, columns]).collect();
+        random(dtype, &shape, seed)
+    };
+    let mut inputs = vec![of(queries, depth, 1), of(keys, depth, 2), of(keys, width, 3)];
+    inputs.extend(mask.map(|shape| numbers(dtype, shape, 4, -3.0, 0.0)));
+    let mut body = Graph::new("");
+    let v: Vec<ValueId> = inputs.iter().map(|input| body.add_input("", input.type_())).collect();
+    let x = add(&mut body, matmul(false, true), &v[..2]);
+    let scale = body.add_constant(host::of_values(dtype, &[1], &[0.25]));
+    let mut x = add(&mut body, binary(BinaryFn::Mul), &[x, scale]);
+    if v.len() > 3 {
+        x = add(&mut body, binary(BinaryFn::Add), &[x, v[3]]);
+    }
+    let axis = batch.len() + 1;
+    let x = add(&mut body, Softmax { axis, log: false }, &[x]);
+    let x = add(&mut body, matmul(false, false), &[x, v[2]]);
+    body.add_output("", x);
+    let slack = if dtype == DType::BF16 { 2e-2 } else { 4e-3 };
+    let name = format!("attention {dtype:?} of {batch:?} {queries} {keys} {depth} {width} {mask:?}");
+    Case::fused(&name, body, &inputs).with_slack(slack)
+}
+
+#[test]
+fn attentions_of_many_sizes() {
+    let mut cases = Vec::new();
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        cases.push(attention(dtype, &[2], [17, 40, 32, 32], None));
+        cases.push(attention(dtype, &[1, 3], [5, 130, 64, 64], Some(&[1, 1, 1, 130])));
+        cases.push(attention(dtype, &[2, 2], [70, 33, 40, 24], Some(&[2, 1, 70, 33])));
+        cases.push(attention(dtype, &[1], [3, 9, 7, 5], None));
+        cases.push(attention(dtype, &[1], [16, 50, 128, 80], None));
+    }
+    check(&cases, PLAIN);
+    check(&cases[..10], WIDE);
+}
+
+#[test]
+fn every_tactic_of_an_attention() {
+    let mask: &[usize] = &[2, 1, 1, 150];
+    check_tactics(&[attention(DType::F16, &[2, 1], [37, 150, 24, 48], Some(mask))]);
+}
+
+/// Heads of a joint projection [batch, tokens, 3 · heads · depth], joined again after the attention.
+fn joint_attention(dtype: DType, [batch, tokens, heads, depth]: [usize; 4]) -> Case {
+    let projection = random(dtype, &[batch, tokens, 3 * heads * depth], 1);
+    let mut body = Graph::new("");
+    let joint = body.add_input("", projection.type_());
+    let dims = |list: &[usize]| list.iter().map(|&size| Dim::from(size)).collect::<Vec<_>>();
+    let mut part = |which: usize, perm: [usize; 4]| {
+        let slice = Slice {
+            start: dims(&[0, 0, which * heads * depth]),
+            step: vec![1; 3],
+            size: dims(&[batch, tokens, heads * depth]),
+        };
+        let x = add(&mut body, slice, &[joint]);
+        let x = add(&mut body, Reshape { shape: dims(&[batch, tokens, heads, depth]) }, &[x]);
+        add(&mut body, Transpose { perm: perm.to_vec() }, &[x])
+    };
+    let (q, k, v) = (part(0, [0, 2, 1, 3]), part(1, [0, 2, 3, 1]), part(2, [0, 2, 1, 3]));
+    let x = add(&mut body, matmul(false, false), &[q, k]);
+    let divisor = body.add_constant(host::of_values(dtype, &[1], &[4.0]));
+    let x = add(&mut body, binary(BinaryFn::Div), &[x, divisor]);
+    let x = add(&mut body, Softmax { axis: 3, log: false }, &[x]);
+    let x = add(&mut body, matmul(false, false), &[x, v]);
+    let x = add(&mut body, Transpose { perm: vec![0, 2, 1, 3] }, &[x]);
+    let x = add(&mut body, Reshape { shape: dims(&[batch, tokens, heads * depth]) }, &[x]);
+    body.add_output("", x);
+    Case::fused("attention of a joint projection", body, &[projection]).with_slack(4e-3)
+}
+
+#[test]
+fn attentions_read_the_parts_of_a_projection() {
+    let mut cases = Vec::new();
+    for dtype in [DType::F16, DType::F32] {
+        cases.push(joint_attention(dtype, [2, 20, 3, 32]));
+        cases.push(joint_attention(dtype, [1, 35, 2, 20]));
+    }
+    check(&cases, PLAIN);
+    check(&cases, INDIRECT);
     check(&cases, WIDE);
 }

@@ -1,34 +1,4 @@
-//! Small pieces of kernel text: types, numbers, and offsets from coordinates.
-
-use precast_tensor::DType;
-
-/// An element type's name in the prelude.
-pub fn type_name(dtype: DType) -> Option<&'static str> {
-    Some(match dtype {
-        DType::F16 => "f16",
-        DType::BF16 => "bf16",
-        DType::F32 => "f32",
-        DType::F64 => "f64",
-        DType::I32 => "i32",
-        DType::U32 => "u32",
-        DType::I64 => "i64",
-        DType::U64 => "u64",
-        DType::I16 => "i16",
-        DType::U16 => "u16",
-        DType::I8 => "i8",
-        DType::U8 => "u8",
-        _ => return None,
-    })
-}
-
-/// A number as an f32 with exactly its bits.
-pub fn f32_text(x: f64) -> String {
-    let x = x as f32;
-    match x.is_finite() {
-        true if x == x.trunc() && x.abs() < 1e6 && !(x == 0.0 && x.is_sign_negative()) => format!("{x:.1}f"),
-        _ => format!("float_of({:#x}u)", x.to_bits()),
-    }
-}
+//! Small pieces of kernel text: offsets from coordinates, and how many elements lie together.
 
 /// The offset of the element at flat index `index` over `axes` (size and stride, outermost first). The outermost size is not
 /// part of the text.

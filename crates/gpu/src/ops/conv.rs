@@ -205,7 +205,7 @@ pub(crate) fn product(root: &Root, sizes: &ConvSizes) -> Option<Product> {
         is_grouped: true,
         a,
         b,
-        b_input: Operand::Read(inputs[1] as u32),
+        b_constant: None,
         b_pitch: pitch,
         is_a_along_k: is_last,
         constants,

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use precast_tensor::{DType, Tensor};
 
+use crate::element::memory_type;
 use crate::kernel::{CONV_DEPTHWISE, Launch, Lowered, Operand, PRODUCT_FINISH};
-use crate::ops::c_text::{common_width, type_name};
+use crate::ops::c_text::common_width;
 use crate::ops::conv::{ConvSizes, coordinates, epilogue};
 use crate::ops::epilogue::Root;
 
@@ -38,8 +39,8 @@ pub(crate) fn lower(root: &Root, sizes: &ConvSizes) -> Option<Lowered> {
     };
     let (filter_channel, filter_tap) = if filter.is_some() { (1, channels) } else { (taps, 1) };
     let rows = sizes.images * sizes.output.iter().product::<usize>();
-    let name = type_name(dtype)?;
-    let mut text = format!("typedef {name} T;\ntypedef {} Y;\ntypedef f32 Acc;\n", type_name(site.out_dtype(0))?);
+    let name = memory_type(dtype)?;
+    let mut text = format!("typedef {name} T;\ntypedef {} Y;\ntypedef f32 Acc;\n", memory_type(site.out_dtype(0))?);
     let along_rows = !coordinates.is_by_columns();
     let _ = writeln!(text, "constexpr int N = {channels}, SPLITS = 1, WIDTH = {width}, MULTIPLE = {multiple};");
     let _ = writeln!(text, "constexpr bool Z_IS_GROUP = true, ALONG_ROWS = {along_rows};");
@@ -52,7 +53,7 @@ pub(crate) fn lower(root: &Root, sizes: &ConvSizes) -> Option<Lowered> {
     let (mut parameters, mut values) = (String::new(), Vec::new());
     let mut operands = vec![Operand::Read(inputs[0] as u32), filter_operand];
     for (at, (operand, dtype)) in epilogue.operands.iter().enumerate() {
-        let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", type_name(*dtype)?, at + 2);
+        let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", memory_type(*dtype)?, at + 2);
         values.push(format!("e{at}.get()"));
         operands.push(*operand);
     }

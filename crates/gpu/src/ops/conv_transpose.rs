@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use precast_ir::op::ConvTranspose;
 use precast_tensor::{DType, Dim};
 
+use crate::element::memory_type;
 use crate::kernel::{CONV_TRANSPOSE, Launch, Lowered, Operand, PRODUCT_FINISH};
-use crate::ops::c_text::type_name;
 use crate::ops::conv::{ConvSizes, coordinates, epilogue, five, space};
 use crate::ops::epilogue::Root;
 
@@ -41,7 +41,7 @@ pub(crate) fn lower(root: &Root, op: &ConvTranspose) -> Option<Lowered> {
     let channels = sizes.out_channels;
     let rows = sizes.images * sizes.output.iter().product::<usize>();
     let along_rows = !coordinates.is_by_columns();
-    let (name, out_name) = (type_name(dtype)?, type_name(site.out_dtype(0))?);
+    let (name, out_name) = (memory_type(dtype)?, memory_type(site.out_dtype(0))?);
     let mut text = format!("typedef {name} T;\ntypedef {out_name} Y;\ntypedef f32 Acc;\n");
     let group_out = channels / sizes.groups;
     let _ = writeln!(text, "constexpr int N = {channels}, SPLITS = 1, WIDTH = 1, GROUP_OUT = {group_out};");
@@ -57,7 +57,7 @@ pub(crate) fn lower(root: &Root, op: &ConvTranspose) -> Option<Lowered> {
     let (mut parameters, mut values) = (String::new(), Vec::new());
     let mut operands = vec![Operand::Read(inputs[0] as u32), Operand::Read(inputs[1] as u32)];
     for (at, (operand, dtype)) in epilogue.operands.iter().enumerate() {
-        let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", type_name(*dtype)?, at + 2);
+        let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", memory_type(*dtype)?, at + 2);
         values.push(format!("e{at}.get()"));
         operands.push(*operand);
     }

@@ -3,12 +3,13 @@
 
 use std::fmt::Write as _;
 
-use precast_ir::op::{BinaryFn, UnaryFn};
 use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::DType;
 
+use crate::element::{constant_literal, load, memory_type, value_type};
 use crate::kernel::Operand;
-use crate::ops::c_text::{broadcast_strides, f32_text, offset_text, type_name};
+use crate::ops::c_text::{broadcast_strides, offset_text};
+use crate::ops::elementwise;
 use crate::site::Site;
 
 /// A node that multiplies, alone or as the first one of a fused body.
@@ -99,7 +100,19 @@ pub struct Epilogue {
     pub suffix: String,
 }
 
-/// An operand or constant that the expression reads.
+/// A value of the body in registers: its type there, and its name or literal.
+type Named = (DType, String);
+
+/// The type of a value in registers: floats are f32, conditions are bools, and others have no place in an epilogue.
+fn register_type(dtype: DType) -> Option<DType> {
+    match dtype {
+        DType::F16 | DType::BF16 | DType::F32 => Some(DType::F32),
+        DType::Bool => Some(DType::Bool),
+        _ => None,
+    }
+}
+
+/// Reads the operands of the expression.
 struct Reader<'a> {
     site: &'a Site<'a>,
     coordinates: &'a Coordinates,
@@ -109,14 +122,12 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The name of an operand's element; `column` if it has one number for each column whatever its shape.
-    fn element(&mut self, input: usize, is_column: bool) -> Option<String> {
-        if let Some(tensor) = self.site.constant(input).filter(|tensor| tensor.len() == 1) {
-            return Some(f32_text(tensor.to_f64_vec()[0]));
-        }
+    /// An operand's element; `is_column` if it has one number for each column whatever its shape.
+    fn element(&mut self, input: usize, is_column: bool) -> Option<Named> {
         let dtype = self.site.dtype(input);
-        if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32) {
-            return None;
+        let in_register = register_type(dtype)?;
+        if let Some(tensor) = self.site.constant(input).filter(|tensor| tensor.len() == 1) {
+            return Some((in_register, constant_literal(tensor)?));
         }
         let coordinates = self.coordinates;
         let strides = if is_column {
@@ -124,28 +135,28 @@ impl Reader<'_> {
         } else {
             broadcast_strides(&self.site.shape(input), &self.site.strides(input), &coordinates.shape)?
         };
-        let position = self.operands.len();
+        let at = self.operands.len();
         self.operands.push((Operand::Read(input as u32), dtype));
-        let name = type_name(dtype)?;
+        let (name, ty) = (memory_type(dtype)?, value_type(dtype)?);
         let column_stride = strides[coordinates.column_axis];
         let is_same =
             (0..strides.len()).all(|axis| coordinates.shape[axis] == 1 || strides[axis] == coordinates.strides[axis]);
         let offset = if is_same { "at".to_string() } else { coordinates.offset(&strides) };
         if column_stride == 0 {
-            let _ = writeln!(self.loads, "        f32 q{position} = to_f32(p{position}[{offset}]);");
-            return Some(format!("q{position}"));
+            let _ = writeln!(self.loads, "        {ty} q{at} = {};", load(dtype, &format!("p{at}[{offset}]")));
+            return Some((in_register, format!("q{at}")));
         }
         if column_stride == 1 {
-            let _ = writeln!(self.loads, "        Vec<{name}, W> q{position} = load_vec<W>(p{position} + {offset});");
+            let _ = writeln!(self.loads, "        Vec<{name}, W> q{at} = load_vec<W>(p{at} + {offset});");
         } else {
             let _ = write!(
                 self.loads,
-                "        Vec<{name}, W> q{position};\n        UNROLL for (int i = 0; i < W; i++) q{position}.at[i] = \
-                 p{position}[{offset} + i * {column_stride}];\n"
+                "        Vec<{name}, W> q{at};\n        UNROLL for (int i = 0; i < W; i++) q{at}.at[i] = p{at}[{offset} + i * \
+                 {column_stride}];\n"
             );
         }
-        let _ = writeln!(self.locals, "            f32 o{position} = to_f32(q{position}.at[i]);");
-        Some(format!("o{position}"))
+        let _ = writeln!(self.locals, "            {ty} o{at} = {};", load(dtype, &format!("q{at}.at[i]")));
+        Some((in_register, format!("o{at}")))
     }
 }
 
@@ -158,28 +169,28 @@ impl Epilogue {
         let mut steps = String::new();
         let mut value = "v0".to_string();
         if let Some(bias) = bias {
-            let bias = reader.element(bias, true)?;
+            let (_, bias) = reader.element(bias, true)?;
             let _ = writeln!(steps, "            f32 vb = v0 + {bias};");
             value = "vb".to_string();
         }
         let mut suffix = String::new();
         if let Some(body) = root.body {
-            let mut names: Vec<(ValueId, String)> = vec![(root.node.outputs[0], value.clone())];
+            let mut names: Vec<(ValueId, Named)> = vec![(root.node.outputs[0], (DType::F32, value.clone()))];
             for (position, node) in body.nodes().iter().enumerate().skip(1) {
-                let expression = expression(body, node, &mut names, &mut reader)?;
+                let (dtype, expression) = expression(body, node, &mut names, &mut reader)?;
                 value = format!("v{position}");
-                let _ = writeln!(steps, "            f32 {value} = {expression};");
-                names.push((node.outputs[0], value.clone()));
+                let _ = writeln!(steps, "            {} {value} = {expression};", value_type(dtype)?);
+                names.push((node.outputs[0], (dtype, value.clone())));
             }
             let [output] = body.outputs() else { return None };
-            let is_last = names.last().is_some_and(|(last, _)| *last == output.value);
+            let is_last = names.last().is_some_and(|(last, (dtype, _))| *last == output.value && *dtype == DType::F32);
             if !is_last || body.ty(output.value).shape()? != root.out_shape() {
                 return None;
             }
             suffix = suffix_of(&body.nodes()[1..]);
         }
         let members: String = reader.operands.iter().enumerate().fold(String::new(), |mut text, (at, (_, dtype))| {
-            let _ = writeln!(text, "    const {} *p{at};", type_name(*dtype).unwrap_or("u8"));
+            let _ = writeln!(text, "    const {} *p{at};", memory_type(*dtype).unwrap_or("u8"));
             text
         });
         let Reader { operands, loads, locals, .. } = reader;
@@ -205,73 +216,38 @@ impl Epilogue {
 }
 
 fn suffix_of(nodes: &[Node]) -> String {
-    nodes.iter().fold(String::new(), |mut text, node| {
-        let name = match &node.op {
-            Op::Unary(op) => op.func.name(),
-            Op::Binary(op) => op.func.name(),
-            other => other.name(),
-        };
-        let _ = write!(text, "+{name}");
-        text
-    })
+    nodes.iter().fold(String::new(), |text, node| text + "+" + elementwise::function(&node.op))
 }
 
-/// A node of the body as an expression of f32.
-fn expression(body: &Graph, node: &Node, names: &mut Vec<(ValueId, String)>, reader: &mut Reader) -> Option<String> {
-    let is_float = |value: ValueId| matches!(body.ty(value).dtype, DType::F16 | DType::BF16 | DType::F32);
-    if !node.inputs.iter().chain(&node.outputs).all(|&value| is_float(value)) {
-        return None;
-    }
-    let mut inputs = Vec::new();
+/// A node of the body: its type in registers and its expression.
+fn expression(
+    body: &Graph,
+    node: &Node,
+    names: &mut Vec<(ValueId, Named)>,
+    reader: &mut Reader,
+) -> Option<(DType, String)> {
+    let mut inputs: Vec<Named> = Vec::new();
     for &input in &node.inputs {
-        let name = match names.iter().find(|(value, _)| *value == input) {
-            Some((_, name)) => name.clone(),
+        let named = match names.iter().find(|(value, _)| *value == input) {
+            Some((_, named)) => named.clone(),
             None => {
-                let name = match body.inputs().iter().position(|&outer| outer == input) {
+                let named = match body.inputs().iter().position(|&outer| outer == input) {
                     Some(position) => reader.element(position, false)?,
-                    None => f32_text(*body.constant(input).filter(|tensor| tensor.len() == 1)?.to_f64_vec().first()?),
+                    None => {
+                        let tensor = body.constant(input).filter(|tensor| tensor.len() == 1)?;
+                        (register_type(tensor.dtype())?, constant_literal(tensor)?)
+                    }
                 };
-                names.push((input, name.clone()));
-                name
+                names.push((input, named.clone()));
+                named
             }
         };
-        inputs.push(name);
+        inputs.push(named);
     }
-    Some(match &node.op {
-        Op::Unary(op) => unary(op.func, op.alpha, op.beta, &inputs[0])?,
-        Op::Binary(op) => binary(op.func, &inputs[0], &inputs[1])?,
-        Op::Clamp(op) => {
-            format!("fminf(fmaxf({}, {}), {})", inputs[0], f32_text(op.lo), f32_text(op.hi))
-        }
-        Op::Cast(_) => inputs[0].clone(),
-        _ => return None,
-    })
-}
-
-fn unary(func: UnaryFn, alpha: f64, beta: f64, x: &str) -> Option<String> {
-    let (a, b) = (f32_text(alpha), f32_text(beta));
-    Some(match func {
-        UnaryFn::Relu => format!("({x} < 0.0f ? 0.0f : {x})"),
-        UnaryFn::Leaky => format!("({x} < 0.0f ? {x} * {a} : {x})"),
-        UnaryFn::Sigmoid | UnaryFn::Logistic => format!("1.0f / (1.0f + expf(-{x}))"),
-        UnaryFn::Silu => format!("{x} / (1.0f + expf(-{a} * {x}))"),
-        UnaryFn::HardSigmoid => format!("fminf(fmaxf({a} * {x} + {b}, 0.0f), 1.0f)"),
-        UnaryFn::GeluErf => format!("0.5f * {x} * (1.0f + erff({x} * 0.70710678118654752f))"),
-        UnaryFn::Tanh => format!("tanhf({x})"),
-        UnaryFn::Exp => format!("expf({x})"),
-        UnaryFn::Sqrt => format!("sqrtf({x})"),
-        UnaryFn::Neg => format!("-{x}"),
-        UnaryFn::Abs => format!("fabsf({x})"),
-        _ => return None,
-    })
-}
-
-fn binary(func: BinaryFn, x: &str, y: &str) -> Option<String> {
-    Some(match func {
-        BinaryFn::Add => format!("{x} + {y}"),
-        BinaryFn::Sub => format!("{x} - {y}"),
-        BinaryFn::Mul => format!("{x} * {y}"),
-        BinaryFn::Div => format!("{x} / {y}"),
-        _ => return None,
-    })
+    let to = register_type(body.ty(node.outputs[0]).dtype)?;
+    // Between floats a cast only rounds, which the store does.
+    if matches!(node.op, Op::Cast(_)) {
+        return (inputs[0].0 == to).then(|| inputs.swap_remove(0));
+    }
+    Some((to, elementwise::expression(&node.op, &inputs, to)?))
 }

@@ -7,7 +7,6 @@ use precast_tensor::{DType, Tensor};
 use crate::kernel::{Lowered, Operand};
 use crate::ops::c_text::{broadcast_strides, common_width, offset_text};
 use crate::ops::epilogue::{Coordinates, Epilogue, Root};
-use crate::ops::gemv;
 use crate::ops::product::{Product, Side};
 use crate::site::{Site, dense_strides};
 
@@ -18,9 +17,7 @@ pub fn lower(site: &Site) -> Result<Option<Lowered>, String> {
 
 /// The kernels of a product with what follows it.
 pub fn lower_root(root: &Root) -> Option<Lowered> {
-    let product = product(root)?;
-    let is_one_matrix = product.count == 1;
-    gemv::lower(root.site, &product, is_one_matrix).or_else(|| product.lower(root.site.arch))
+    product(root)?.lower(root.site.arch)
 }
 
 /// Sizes of a matrix product, all batch axes of which may be rows.
@@ -102,9 +99,9 @@ pub(crate) fn product(root: &Root) -> Option<Product> {
     let a = Side::matrix(Operand::Read(inputs[0] as u32), is_a_by_rows, a_vec, k, a_start);
     let mut packed = Vec::new();
     let b_pitch = if op.transpose_b { k } else { n };
-    let is_padded = matches!(dtype, DType::F16 | DType::BF16)
-        && !b_pitch.is_multiple_of(8)
-        && sizes.batch_strides[1].iter().all(|&stride| stride == 0);
+    let is_one_matrix = sizes.batch_strides[1].iter().all(|&stride| stride == 0);
+    let is_16_bit = matches!(dtype, DType::F16 | DType::BF16);
+    let is_padded = is_16_bit && !b_pitch.is_multiple_of(8) && is_one_matrix;
     let constant = site.constant(inputs[1]).filter(|_| is_padded);
     let (b_operand, b_pitch) = match constant {
         Some(tensor) => {
@@ -125,7 +122,7 @@ pub(crate) fn product(root: &Root) -> Option<Product> {
         is_grouped: false,
         a,
         b,
-        b_input: Operand::Read(inputs[1] as u32),
+        b_constant: site.constant(inputs[1]).filter(|_| is_one_matrix).cloned(),
         b_pitch,
         is_a_along_k: is_a_by_rows,
         constants: String::new(),

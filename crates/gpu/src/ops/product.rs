@@ -4,11 +4,13 @@ use std::fmt::Write as _;
 
 use precast_tensor::{DType, Tensor};
 
+use crate::element::memory_type;
 use crate::kernel::{
     Arch, Launch, Lowered, MATRIX, Operand, PRODUCT_FINISH, PRODUCT_FMA, PRODUCT_MMA, PRODUCT_SOURCES,
 };
-use crate::ops::c_text::{common_width, type_name};
+use crate::ops::c_text::common_width;
 use crate::ops::epilogue::{Coordinates, Epilogue};
+use crate::ops::gemv;
 use crate::ops::tiles::{ProductSize, SplitBy, Tactic, Tile, candidates};
 
 /// Threads of a block that adds splits.
@@ -60,8 +62,8 @@ pub struct Product {
     pub a: Side,
     /// Columns.
     pub b: Side,
-    /// The operand of the node that `b` is.
-    pub b_input: Operand,
+    /// The value of `b` as the node has it, if it is one constant matrix.
+    pub b_constant: Option<Tensor>,
     /// From one step of the inner axis to the next in a right operand by columns.
     pub b_pitch: usize,
     /// Whether elements of `a` that one after the other are read lie along the inner axis.
@@ -85,7 +87,7 @@ impl Product {
     fn acc_name(&self) -> Option<&'static str> {
         match self.dtype {
             DType::F16 | DType::BF16 | DType::F32 => Some("f32"),
-            DType::F64 | DType::I32 | DType::U32 | DType::I64 | DType::U64 => type_name(self.dtype),
+            DType::F64 | DType::I32 | DType::U32 | DType::I64 | DType::U64 => memory_type(self.dtype),
             _ => None,
         }
     }
@@ -93,7 +95,8 @@ impl Product {
     /// All tactics, the one that is expected to be fastest first.
     pub fn candidates(&self, arch: &Arch) -> Vec<Tactic> {
         let acc_bytes = if matches!(self.dtype, DType::F64 | DType::I64 | DType::U64) { 8 } else { 4 };
-        let size = ProductSize { mnk: self.mnk, count: self.count, is_mma: self.is_mma(), acc_bytes };
+        let is_streamable = gemv::is_streamable(self);
+        let size = ProductSize { mnk: self.mnk, count: self.count, is_mma: self.is_mma(), acc_bytes, is_streamable };
         candidates(arch, size)
     }
 
@@ -109,6 +112,9 @@ impl Product {
         let is_plain_float = acc == "f32";
         if !is_plain_float && (!self.epilogue.is_empty() || self.dtype != self.out_dtype) {
             return None;
+        }
+        if let Tile::Gemv { columns } = tactic.tile {
+            return gemv::lower(arch, &self, columns);
         }
         let name = format!("{}.{}{}", self.kind, tactic.name(), self.epilogue.suffix);
         let [m, n, _] = self.mnk;
@@ -163,6 +169,7 @@ impl Product {
         let most = match tactic.tile {
             Tile::Mma { .. } => 8,
             Tile::Fma { tn, .. } => tn.min(4),
+            Tile::Gemv { .. } | Tile::Attention { .. } => 1,
         };
         if self.coordinates.is_by_columns() { common_width(most, &[self.mnk[1]]) } else { 1 }
     }
@@ -199,6 +206,7 @@ impl Product {
                 let _ = writeln!(text, "constexpr bool A_ALONG_K = {a}, B_ALONG_K = {b};");
                 text.push_str(PRODUCT_FMA);
             }
+            Tile::Gemv { .. } | Tile::Attention { .. } => return None,
         }
         Some(text)
     }
@@ -206,7 +214,7 @@ impl Product {
     /// What both launches say of the result.
     pub(crate) fn result_text(&self, tactic: &Tactic, acc: &str) -> Option<String> {
         let mut text = String::new();
-        let (input, output) = (type_name(self.dtype)?, type_name(self.out_dtype)?);
+        let (input, output) = (memory_type(self.dtype)?, memory_type(self.out_dtype)?);
         let _ = writeln!(text, "typedef {input} T;\ntypedef {output} Y;\ntypedef {acc} Acc;");
         let split_by = match tactic.split_by {
             SplitBy::None => 0,
@@ -231,7 +239,7 @@ impl Product {
         let mut parameters = String::new();
         let mut values = Vec::new();
         for (at, (_, dtype)) in self.epilogue.operands.iter().enumerate() {
-            let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", type_name(*dtype).unwrap_or("u8"), first + at);
+            let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", memory_type(*dtype).unwrap_or("u8"), first + at);
             values.push(format!("e{at}.get()"));
         }
         [parameters, values.join(", ")]
@@ -245,6 +253,7 @@ impl Product {
         let body = match tactic.tile {
             Tile::Mma { .. } => "product_of_tiles",
             Tile::Fma { .. } => "product_by_elements",
+            Tile::Gemv { .. } | Tile::Attention { .. } => return None,
         };
         if tactic.split_by == SplitBy::Memory {
             return Some(format!(

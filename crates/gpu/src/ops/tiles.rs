@@ -28,11 +28,17 @@ pub enum SplitBy {
 
 /// A block's part of the result, and who computes what of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each variant says what its numbers are")]
 pub enum Tile {
     /// Matrix instructions: results, inner axis at a time, warps along rows, columns and the inner axis, stages of copies.
     Mma { bm: usize, bn: usize, bk: usize, warps: [usize; 3], stages: usize },
     /// Multiply-add of elements: results, inner axis at a time, results of a thread.
     Fma { bm: usize, bn: usize, bk: usize, tm: usize, tn: usize },
+    /// A matrix streamed for few rows: columns of a warp.
+    Gemv { columns: usize },
+    /// Attention on matrix instructions: warps along queries, warps that divide the keys of a step, keys of a warp, blocks of
+    /// keys in shared memory.
+    Attention { warps_q: usize, warps_keys: usize, warp_keys: usize, stages: usize },
 }
 
 const fn mma(bm: usize, bn: usize, bk: usize, warps: [usize; 3], stages: usize) -> Tile {
@@ -60,6 +66,11 @@ pub const FMA_TILES: &[Tile] = &[
     Tile::Fma { bm: 32, bn: 32, bk: 16, tm: 2, tn: 4 },
 ];
 
+/// Beyond this many rows matrix instructions are faster than streaming.
+pub const GEMV_ROWS_MAX: usize = 8;
+/// Warps of a block that streams.
+pub const GEMV_WARPS: usize = 4;
+
 /// Blocks that may divide the inner axis through a cluster: more are not portable.
 const CLUSTER_SPLITS: &[usize] = &[2, 4, 8];
 const MEMORY_SPLITS: &[usize] = &[2, 4, 8, 16];
@@ -69,6 +80,8 @@ impl Tile {
     pub fn sizes(self) -> [usize; 3] {
         match self {
             Tile::Mma { bm, bn, bk, .. } | Tile::Fma { bm, bn, bk, .. } => [bm, bn, bk],
+            Tile::Gemv { columns } => [GEMV_ROWS_MAX, columns * GEMV_WARPS, 1],
+            Tile::Attention { warps_q, warps_keys, warp_keys, .. } => [16 * warps_q, warps_keys * warp_keys, 16],
         }
     }
 
@@ -77,16 +90,19 @@ impl Tile {
         match self {
             Tile::Mma { warps, .. } => warps.iter().product::<usize>() as u32 * warp,
             Tile::Fma { bm, bn, tm, tn, .. } => ((bm / tm) * (bn / tn)) as u32,
+            Tile::Gemv { .. } => GEMV_WARPS as u32 * warp,
+            Tile::Attention { warps_q, warps_keys, .. } => (warps_q * warps_keys) as u32 * warp,
         }
     }
 
-    /// Shared memory of a block whose sums have `acc_bytes`.
+    /// Shared memory of a product's block whose sums have `acc_bytes`.
     pub fn shared_bytes(self, acc_bytes: usize) -> usize {
         match self {
             Tile::Mma { bm, bn, bk, warps, stages } => {
                 (stages * (bm + bn) * bk * 2).max(warps[2] * bm * (bn + 8) * acc_bytes)
             }
             Tile::Fma { bm, bn, bk, .. } => 2 * bk * (bm + bn + 8) * acc_bytes,
+            Tile::Gemv { .. } | Tile::Attention { .. } => 0,
         }
     }
 
@@ -102,6 +118,7 @@ impl Tile {
             Tile::Fma { bm, bn, bk, tm, tn } => {
                 [(bm * bn * bk) as f64 / 110.0, 60.0 + (bk * (tm * tn + 8)) as f64 * 1.1]
             }
+            Tile::Gemv { .. } | Tile::Attention { .. } => [0.0; 2],
         }
     }
 }
@@ -114,6 +131,8 @@ impl Tactic {
             Tile::Mma { warps, .. } if warps[2] > 1 => format!("mma.{bm}x{bn}x{bk}k{}", warps[2]),
             Tile::Mma { .. } => format!("mma.{bm}x{bn}x{bk}"),
             Tile::Fma { .. } => format!("fma.{bm}x{bn}x{bk}"),
+            Tile::Gemv { columns } => format!("gemv.{columns}"),
+            Tile::Attention { warps_keys, .. } => format!("mma.{bm}q{bn}k{warps_keys}"),
         };
         match self.split_by {
             SplitBy::None => kind,
@@ -134,6 +153,8 @@ pub struct ProductSize {
     pub is_mma: bool,
     /// Bytes of a sum.
     pub acc_bytes: usize,
+    /// Whether the matrix can be streamed for few rows.
+    pub is_streamable: bool,
 }
 
 /// All tactics for a product, the one that is expected to be fastest first.
@@ -162,14 +183,36 @@ pub fn candidates(arch: &Arch, size: ProductSize) -> Vec<Tactic> {
             add(splits, SplitBy::Memory);
         }
     }
+    if size.is_streamable {
+        for columns in [1, 2, 4] {
+            let tile = Tile::Gemv { columns };
+            tactics.push(Tactic {
+                tile,
+                splits: 1,
+                split_by: SplitBy::None,
+                cost: streaming_cost(arch, size, columns),
+            });
+        }
+    }
     tactics.sort_by(|a, b| a.cost.total_cmp(&b.cost));
     tactics
 }
 
+/// Clocks to read the matrix once by all multiprocessors, more where a warp has to read too much alone.
+fn streaming_cost(arch: &Arch, size: ProductSize, columns: usize) -> f64 {
+    let [m, n, k] = size.mnk;
+    let bytes = if size.is_mma { 2 } else { 4 };
+    let blocks = n.div_ceil(columns * GEMV_WARPS) as f64 * size.count as f64;
+    let waves = (blocks / (8.0 * f64::from(arch.multiprocessors))).ceil();
+    let in_flight = (columns * k * bytes) as f64 / (32.0 * 16.0);
+    // Rows of x come again for each group of columns.
+    let reads = blocks * (GEMV_WARPS * k * bytes * (columns + m)) as f64 / (f64::from(arch.multiprocessors) * 28.0);
+    900.0 + waves * (in_flight * 4.0 + 500.0).max(reads / waves)
+}
+
 /// Whether blocks may read each other's shared memory: from sm_90 on.
 fn has_clusters(arch: &Arch) -> bool {
-    let digits: String =
-        arch.name.strip_prefix("sm_").unwrap_or("").chars().take_while(char::is_ascii_digit).collect();
+    let digits: String = arch.name.strip_prefix("sm_").unwrap_or("").chars().take_while(char::is_ascii_digit).collect();
     arch.vendor == Vendor::Cuda && digits.parse::<u32>().is_ok_and(|number| number >= 90)
 }
 
@@ -180,7 +223,8 @@ fn cost(arch: &Arch, size: ProductSize, tile: Tile, splits: usize, split_by: Spl
     let steps = k.div_ceil(bk).div_ceil(splits) as f64;
     let [full, alone] = tile.step_clocks();
     let multiprocessors = f64::from(arch.multiprocessors);
-    let resident = (f64::from(arch.shared_bytes_max) / tile.shared_bytes(size.acc_bytes) as f64).floor().clamp(1.0, 4.0);
+    let resident =
+        (f64::from(arch.shared_bytes_max) / tile.shared_bytes(size.acc_bytes) as f64).floor().clamp(1.0, 4.0);
     let waves = (blocks / (multiprocessors * resident)).ceil();
     let together = (blocks / multiprocessors).ceil().min(resident);
     // What a multiprocessor brings from the second-level cache a clock, less when all of them ask.

@@ -43,7 +43,7 @@ typedef double f64;
 #define UNROLL _Pragma("unroll")
 #endif
 
-#define INFINITE __builtin_huge_valf()
+#define INFINITE float_of(0x7f800000u)
 
 // ---- bits -----------------------------------------------------------------------------------------------------------
 
