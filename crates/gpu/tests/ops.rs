@@ -4,6 +4,8 @@ mod host;
 
 #[path = "ops/elementwise.rs"]
 mod elementwise;
+#[path = "ops/index.rs"]
+mod index;
 #[path = "ops/layout.rs"]
 mod layout;
 #[path = "ops/norm.rs"]
