@@ -10,5 +10,9 @@ mod index;
 mod layout;
 #[path = "ops/norm.rs"]
 mod norm;
+#[path = "ops/quantize.rs"]
+mod quantize;
 #[path = "ops/reduce.rs"]
 mod reduce;
+#[path = "ops/window.rs"]
+mod window;
