@@ -51,9 +51,12 @@ impl KernelStore for MemoryKernels {
     }
 }
 
-/// A text as the compiler gets it. Bit i of `indirect` says that argument i is the address of a pointer.
-pub fn whole_text(text: &str, arch: &Arch, indirect: u64) -> String {
-    format!("#define WARP {}\n#define INDIRECT {indirect:#x}ull\n{PRELUDE}\n{text}", arch.warp)
+/// A text as the compiler gets it. `is_indirect` says which arguments are the address of a pointer.
+pub fn whole_text(text: &str, arch: &Arch, is_indirect: &[bool]) -> String {
+    let word = |bits: &[bool]| bits.iter().rev().fold(0u64, |word, &bit| word << 1 | u64::from(bit));
+    let words: Vec<String> = is_indirect.chunks(64).map(|bits| format!("{:#x}ull", word(bits))).collect();
+    let words = if words.is_empty() { "0x0ull".to_string() } else { words.join(", ") };
+    format!("#define WARP {}\n#define INDIRECT {words}\n{PRELUDE}\n{text}", arch.warp)
 }
 
 /// Machine code of every text, in their order; the first text that does not compile is an error with what was said.

@@ -120,7 +120,7 @@ impl GpuTarget {
                     for launch in lowered.launches {
                         let operands: Vec<StepOperand> =
                             launch.operands.iter().map(|&operand| StepOperand::of(operand, inputs, outputs)).collect();
-                        let text = whole_text(&launch.text, &self.arch, indirect_of(step, &operands));
+                        let text = whole_text(&launch.text, &self.arch, &indirect_of(step, &operands));
                         let code = *positions.entry(text.clone()).or_insert_with(|| {
                             texts.push(text);
                             texts.len() as u32 - 1
@@ -173,10 +173,9 @@ pub(crate) fn is_callers(slot: &Slot) -> bool {
     matches!(slot.place, Place::Input(_) | Place::Output(_))
 }
 
-/// Bit i: operand i is the caller's buffer.
-fn indirect_of(step: &Step, operands: &[StepOperand]) -> u64 {
-    let is_indirect = |operand: &StepOperand| slot_of(step, *operand).is_some_and(|slot| is_callers(&slot));
-    operands.iter().enumerate().filter(|(_, operand)| is_indirect(operand)).map(|(position, _)| 1 << position).sum()
+/// Which operands are the caller's buffers.
+fn indirect_of(step: &Step, operands: &[StepOperand]) -> Vec<bool> {
+    operands.iter().map(|operand| slot_of(step, *operand).is_some_and(|slot| is_callers(&slot))).collect()
 }
 
 fn finish_launch(launch: Launch, code: u32, operands: Vec<StepOperand>) -> StepLaunch {

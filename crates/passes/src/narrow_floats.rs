@@ -67,9 +67,17 @@ impl<'a> Narrowing<'a> {
         Ok(value)
     }
 
+    /// Whether a node only moves values of which there is no narrow form yet: one cast of the result is less than one of
+    /// each operand.
+    fn moves_wide(&self, node: &Node) -> bool {
+        let mut floats = node.inputs.iter().filter(|&&input| self.old.ty(input).dtype == DType::F32);
+        let is_wide = |&input: &ValueId| self.narrow[input.0 as usize].is_none() && self.old.constant(input).is_none();
+        matches!(node.op, Op::Concat(_)) && floats.clone().count() > 1 && floats.all(is_wide)
+    }
+
     fn node(&mut self, node: &Node) -> Result<(), GraphError> {
         let touches = node.inputs.iter().chain(&node.outputs).any(|&value| self.old.ty(value).dtype == DType::F32);
-        let is_narrow = touches && is_narrowable(&node.op);
+        let is_narrow = touches && is_narrowable(&node.op) && !self.moves_wide(node);
         let mut inputs = Vec::new();
         for &input in &node.inputs {
             inputs.push(self.value(input, is_narrow)?);

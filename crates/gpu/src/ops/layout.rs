@@ -16,7 +16,7 @@ const TILE: usize = 32;
 /// Sides below this are moved without shared memory: most of a square would be empty.
 const TILE_SIDE_MIN: usize = 8;
 /// Inputs that one launch joins.
-const CONCAT_INPUTS_MAX: usize = 16;
+const CONCAT_INPUTS_MAX: usize = 384;
 
 /// A strided copy of some elements of an operand to some elements of a result.
 struct Copy {
@@ -244,15 +244,12 @@ fn concat_rows(site: &Site, op: &Concat, inputs: &[usize]) -> Lowered {
         let mut body =
             format!("const {index} column = at % {}u * {width}u, row = at / {}u;\n", length / width, length / width);
         let _ = writeln!(body, "const {ty} *from;");
-        let mut start = 0;
+        let mut starts = vec![0];
         for (at, (&input, own)) in chunk.iter().zip(chunk_lengths).enumerate() {
             params.push(Param::read(input, format!("x{at}"), ty));
-            let otherwise = if at > 0 { "else " } else { "" };
-            let is_last = at + 1 == chunk.len();
-            let condition = if is_last { String::new() } else { format!("if (column < {}u) ", start + own) };
-            let _ = writeln!(body, "{otherwise}{condition}from = x{at} + (row * {own}u + column - {start}u);");
-            start += own;
+            starts.push(starts[at] + own);
         }
+        choose_input(&mut body, &starts, 0..chunk.len());
         params.push(Param::write(0, "y", ty));
         let _ = writeln!(body, "{ty} *to = y + (row * {row}u + {first}u + column);");
         let _ = match width {
@@ -263,6 +260,22 @@ fn concat_rows(site: &Site, op: &Concat, inputs: &[usize]) -> Lowered {
         first += length;
     }
     Lowered { name: format!("concat.{width}"), launches, scratch_bytes: Vec::new(), packed: Vec::new() }
+}
+
+/// Lines that set `from` to the place of `column` in the input that has it, by halving.
+fn choose_input(body: &mut String, starts: &[usize], inputs: std::ops::Range<usize>) {
+    if inputs.len() == 1 {
+        let (at, start) = (inputs.start, starts[inputs.start]);
+        let own = starts[at + 1] - start;
+        let _ = writeln!(body, "from = x{at} + (row * {own}u + column - {start}u);");
+        return;
+    }
+    let middle = inputs.start + inputs.len() / 2;
+    let _ = writeln!(body, "if (column < {}u) {{", starts[middle]);
+    choose_input(body, starts, inputs.start..middle);
+    body.push_str("} else {\n");
+    choose_input(body, starts, middle..inputs.end);
+    body.push_str("}\n");
 }
 
 /// x with elements added or removed at the ends of its axes.

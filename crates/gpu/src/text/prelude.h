@@ -1,7 +1,7 @@
 // What every kernel text starts from: types, conversions, warp exchange, matrix instructions, and the arguments of a
 // kernel. The same text compiles for CUDA (NVRTC), for HIP (HIPRTC) and, with PRECAST_HOST, for the CPU, where a small
 // scheduler runs the threads of a block as fibers, so that kernels are tested without a GPU.
-// The lines before it define WARP (32 or 64) and INDIRECT (bit i: argument i is the address of a pointer).
+// The lines before it define WARP (32 or 64) and INDIRECT (words; bit i: argument i is the address of a pointer).
 
 typedef signed char i8;
 typedef unsigned char u8;
@@ -131,7 +131,9 @@ template <class T> struct ArgOf<T, true> {
     DEVICE_MEMBER T *get() const { return *pointer; }
 };
 // Argument I of a kernel, a pointer to T: passed itself, or, for the caller's buffers, as the address of a table's entry.
-template <class T, int I> using Arg = ArgOf<T, ((INDIRECT >> I) & 1ull) != 0>;
+constexpr u64 INDIRECT_WORDS[] = {INDIRECT};
+constexpr int INDIRECT_BITS = sizeof(INDIRECT_WORDS) * 8;
+template <class T, int I> using Arg = ArgOf<T, I < INDIRECT_BITS && ((INDIRECT_WORDS[I < INDIRECT_BITS ? I / 64 : 0] >> (I % 64)) & 1ull) != 0>;
 
 // ---- warps ----------------------------------------------------------------------------------------------------------
 
