@@ -23,7 +23,7 @@ use crate::site::{Layouts, Site};
 use crate::step::{HOST, StepCode, StepLaunch, StepOperand};
 
 /// Passes whose results only another target has kernels for.
-const FOREIGN_PASSES: [&str; 2] = ["fuse_gathers", "quantise_weights"];
+const FOREIGN_PASSES: [&str; 1] = ["quantise_weights"];
 
 /// Compiles for one architecture.
 pub struct GpuTarget {

@@ -10,6 +10,7 @@ pub mod epilogue;
 pub mod fused;
 pub mod fused_epilogue;
 mod gemv;
+pub mod gather_concat;
 pub mod index;
 pub mod integer;
 pub mod layout;
