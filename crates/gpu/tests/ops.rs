@@ -14,5 +14,7 @@ mod norm;
 mod quantize;
 #[path = "ops/reduce.rs"]
 mod reduce;
+#[path = "ops/sequence.rs"]
+mod sequence;
 #[path = "ops/window.rs"]
 mod window;
