@@ -87,7 +87,7 @@ fn check(vendor: precast_driver::Vendor, floats: FloatPrecision, tolerance: f64)
     let rig = rig(vendor, floats);
     let graph = text::parse(NETWORK, &NoConstants).unwrap();
     let program = compile(&rig, &graph);
-    //assert!(program.steps.iter().all(|step| !step.kernel.starts_with("host")), "{:?}", kernels(&program));
+    assert!(program.steps.iter().all(|step| !step.kernel.starts_with("host")), "{:?}", kernels(&program));
     let loaded = rig.device.load(&program, &rig.store).unwrap();
     {
         let mut context = rig.device.context(0);

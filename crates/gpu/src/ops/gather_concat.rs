@@ -83,7 +83,7 @@ fn launch(site: &Site, parts: &[Part], rows: usize, row: usize) -> Launch {
             Source::Rows(input) => params.push(Param::read(input, format!("x{at}"), ty)),
             Source::Table { table, indices, .. } => {
                 params.push(Param::read(table, format!("x{at}"), ty));
-                params.push(Param::read(indices, format!("i{at}"), word_type(site.dtype(indices))));
+                params.push(Param::read(indices, format!("index{at}"), word_type(site.dtype(indices))));
             }
         }
     }
@@ -119,7 +119,7 @@ fn choose(body: &mut String, site: &Site, parts: &[Part], first: usize, range: R
         Source::Rows(_) => writeln!(body, "from = x{at} + (row * {length}u + column - {start}u);"),
         Source::Table { rows, indices, .. } => {
             let signed = if site.dtype(*indices).size_bytes() == 8 { "i64" } else { "i32" };
-            let _ = writeln!(body, "i64 place = ({signed})i{at}[row];");
+            let _ = writeln!(body, "i64 place = ({signed})index{at}[row];");
             let _ = writeln!(body, "place = place < 0 ? place + {rows} : place;");
             let _ = writeln!(body, "place = place < 0 ? 0 : place >= {rows} ? {} : place;", rows - 1);
             writeln!(body, "from = x{at} + (place * {length} + (column - {start}u));")
