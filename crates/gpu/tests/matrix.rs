@@ -2,7 +2,8 @@
 
 mod host;
 
-use host::{Case, INDIRECT, PLAIN, WIDE, check, check_with, numbers};
+use host::{Case, INDIRECT, LARGE, PLAIN, WIDE, check, check_with, numbers};
+use precast_gpu::kernel::Arch;
 use precast_gpu::tactics::{Tactic, candidates, lower_with};
 use precast_ir::op::{
     Binary, BinaryFn, Conv, ConvTranspose, Matmul, Op, Reshape, Slice, Softmax, Transpose, Unary, UnaryFn,
@@ -27,7 +28,7 @@ fn product(dtype: DType, [m, n, k]: [usize; 3], transpose_a: bool, transpose_b: 
 
 /// The names of all tactics of a case.
 fn tactics(case: &Case) -> Vec<Tactic> {
-    let arch = host::arch(32);
+    let arch = Arch { shared_bytes_max: LARGE.shared_bytes_max, ..host::arch(32) };
     let node = case.graph.nodes().last().expect("a case has a node");
     let site = precast_gpu::site::Site { graph: &case.graph, node, arch: &arch, layouts: &case.layouts };
     candidates(&site)
@@ -48,7 +49,7 @@ fn check_tactics(cases: &[Case]) {
     }
     // Cases are lowered in order, one node each.
     let next = std::cell::Cell::new(0);
-    check_with(&all, PLAIN, &|site| {
+    check_with(&all, LARGE, &|site| {
         let tactic = &chosen[next.replace(next.get() + 1)];
         Ok(lower_with(site, tactic))
     });
