@@ -40,7 +40,8 @@ fn check_tactics(cases: &[Case]) {
     for case in cases {
         let tactics = tactics(case);
         assert!(tactics.len() > 2, "{}: {} tactics", case.name, tactics.len());
-        for tactic in tactics {
+        // One number of splits by each way is enough.
+        for tactic in tactics.into_iter().filter(|tactic| matches!(tactic.splits, 1 | 4)) {
             let mut case = case.clone();
             case.name = format!("{} by {}", case.name, tactic.name());
             all.push(case);
@@ -58,9 +59,11 @@ fn check_tactics(cases: &[Case]) {
 #[test]
 fn products_of_odd_sizes() {
     let mut cases = Vec::new();
-    for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64, DType::I32] {
-        for sizes in [[1, 1, 1], [9, 17, 5], [33, 40, 24], [70, 66, 130], [16, 100, 256]] {
-            for (transpose_a, transpose_b) in [(false, false), (false, true), (true, false), (true, true)] {
+    for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64, DType::I32, DType::U8] {
+        for sizes in [[1, 1, 1], [9, 17, 5], [3, 4, 0], [70, 66, 130], [16, 40, 256]] {
+            let is_float = matches!(dtype, DType::F16 | DType::F32);
+            let turns = [(false, false), (true, true), (false, true), (true, false)];
+            for (transpose_a, transpose_b) in turns.into_iter().take(if is_float { 4 } else { 2 }) {
                 cases.push(product(dtype, sizes, transpose_a, transpose_b));
             }
         }
@@ -71,10 +74,11 @@ fn products_of_odd_sizes() {
 #[test]
 fn every_tactic_of_a_product() {
     let mut cases = Vec::new();
-    for dtype in [DType::F16, DType::BF16, DType::F32] {
+    for dtype in [DType::F16, DType::F32] {
         cases.push(product(dtype, [40, 72, 328], false, false));
         cases.push(product(dtype, [72, 40, 323], true, true));
     }
+    cases.push(product(DType::BF16, [40, 136, 264], false, true));
     check_tactics(&cases);
 }
 

@@ -205,6 +205,7 @@ pub(crate) fn product(root: &Root, sizes: &ConvSizes) -> Option<Product> {
         is_grouped: true,
         a,
         b,
+        is_b_constant: site.constant(inputs[1]).is_some(),
         b_constant: None,
         b_pitch: pitch,
         is_a_along_k: is_last,

@@ -122,6 +122,7 @@ pub(crate) fn product(root: &Root) -> Option<Product> {
         is_grouped: false,
         a,
         b,
+        is_b_constant: site.constant(inputs[1]).is_some(),
         b_constant: site.constant(inputs[1]).filter(|_| is_one_matrix).cloned(),
         b_pitch,
         is_a_along_k: is_a_by_rows,

@@ -62,6 +62,8 @@ pub struct Product {
     pub a: Side,
     /// Columns.
     pub b: Side,
+    /// Whether `b` never changes.
+    pub is_b_constant: bool,
     /// The value of `b` as the node has it, if it is one constant matrix.
     pub b_constant: Option<Tensor>,
     /// From one step of the inner axis to the next in a right operand by columns.
@@ -87,7 +89,10 @@ impl Product {
     fn acc_name(&self) -> Option<&'static str> {
         match self.dtype {
             DType::F16 | DType::BF16 | DType::F32 => Some("f32"),
-            DType::F64 | DType::I32 | DType::U32 | DType::I64 | DType::U64 => memory_type(self.dtype),
+            DType::F64 => Some("f64"),
+            // Sums of integers wrap, whatever their sign.
+            DType::I8 | DType::U8 | DType::I16 | DType::U16 | DType::I32 | DType::U32 => Some("u32"),
+            DType::I64 | DType::U64 => Some("u64"),
             _ => None,
         }
     }
@@ -119,7 +124,7 @@ impl Product {
         let name = format!("{}.{}{}", self.kind, tactic.name(), self.epilogue.suffix);
         let [m, n, _] = self.mnk;
         let [bm, bn, _] = tactic.tile.sizes();
-        let acc_bytes = if matches!(acc, "f32" | "i32" | "u32") { 4 } else { 8 };
+        let acc_bytes = if matches!(acc, "f32" | "u32") { 4 } else { 8 };
         let grid = [m.div_ceil(bm), n.div_ceil(bn), self.count * tactic.splits];
         if grid[1] > GRID_MAX || grid[2] > GRID_MAX || m * n == 0 || self.count == 0 {
             return None;
@@ -227,6 +232,7 @@ impl Product {
             "constexpr int N = {}, SPLITS = {}, SPLIT_BY = {split_by}, WIDTH = {width};",
             self.mnk[1], tactic.splits
         );
+        let _ = writeln!(text, "constexpr bool B_IS_CONSTANT = {};", self.is_b_constant);
         let along_rows = !self.coordinates.is_by_columns();
         let _ = writeln!(text, "constexpr bool Z_IS_GROUP = {}, ALONG_ROWS = {along_rows};", self.is_grouped);
         let _ = writeln!(text, "DEVICE i64 place(i64 row, int column) {{ return {}; }}", self.coordinates.place());

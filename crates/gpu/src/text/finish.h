@@ -1,7 +1,7 @@
 // What happens to the sums of a product: the epilogue and the store, or, where blocks divide the inner axis, a place in
 // scratch memory and a second launch that adds them in order.
 
-template <class T> DEVICE void put(T *place, T x) { *place = x; }
+template <class T, class X> DEVICE void put(T *place, X x) { *place = (T)x; }
 
 // The end of a product: y = epilogue(x).
 struct Finish {
@@ -34,6 +34,8 @@ struct KeepSums {
 
 // The second launch: one thread for WIDTH neighbours.
 template <class E> DEVICE void add_splits(const Acc *sums, const E &end, i64 rows, i64 parts) {
+    start_next();
+    wait_for_last();
     i64 item = (i64)blockIdx.x * blockDim.x + threadIdx.x, count = parts * rows * N;
     if (item * WIDTH >= count) return;
     Acc x[WIDTH];

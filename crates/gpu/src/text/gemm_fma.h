@@ -43,6 +43,8 @@ template <int ROWS, bool ALONG_K, template <int> class S> struct Bring {
 template <class E> DEVICE void product_by_elements(const T *a, const T *b, const E &end, i64 rows) {
     SHARED_BYTES(bytes);
     Acc *shared = (Acc *)bytes;
+    start_next();
+    wait_for_last();
     int z = blockIdx.z / SPLITS, split = blockIdx.z % SPLITS;
     i64 row_first = (i64)blockIdx.x * BM;
     int column_first = blockIdx.y * BN;
@@ -52,7 +54,9 @@ template <class E> DEVICE void product_by_elements(const T *a, const T *b, const
     Bring<BN, B_ALONG_K, SourceB> bring_b;
     bring_a.set(a + start_a(z, rows), row_first, rows, rows);
     bring_b.set(b + start_b(z), column_first, N, B_PITCH);
-    int thread_row = threadIdx.x / (BN / TN), thread_column = threadIdx.x % (BN / TN);
+    // Neighbouring threads have neighbouring results.
+    int thread_row = ALONG_ROWS ? threadIdx.x % (BM / TM) : threadIdx.x / (BN / TN);
+    int thread_column = ALONG_ROWS ? threadIdx.x / (BM / TM) : threadIdx.x % (BN / TN);
     constexpr int LANES = TN < 4 ? TN : 4, ROW_LANES = TM < 4 ? TM : 4;
     Acc c[TM][TN], total[TM][TN];
     UNROLL for (int i = 0; i < TM; i++)

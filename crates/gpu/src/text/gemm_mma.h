@@ -83,10 +83,14 @@ template <class A, class B> DEVICE void multiply_tiles(u8 *shared, const A &a, c
     int steps = (k_end - k_first + BK - 1) / BK;
     auto stage_a = [&](int stage) { return (T *)(shared + stage * (A_BYTES + B_BYTES)); };
     auto stage_b = [&](int stage) { return (T *)(shared + stage * (A_BYTES + B_BYTES) + A_BYTES); };
+    // Constants come while the last launch still runs.
+    UNROLL for (int stage = 0; stage < STAGES - 1; stage++)
+        if (B_IS_CONSTANT && stage < steps) b.copy(stage_b(stage), k_first + stage * BK);
+    wait_for_last();
     UNROLL for (int stage = 0; stage < STAGES - 1; stage++) {
         if (stage < steps) {
             a.copy(stage_a(stage), k_first + stage * BK);
-            b.copy(stage_b(stage), k_first + stage * BK);
+            if (!B_IS_CONSTANT) b.copy(stage_b(stage), k_first + stage * BK);
         }
         copy_commit();
     }
@@ -162,6 +166,7 @@ template <class E> DEVICE void finish_tile(const u8 *shared, const E &end, i64 r
 
 template <class E> DEVICE void product_of_tiles(const T *a, const T *b, const E &end, i64 rows) {
     SHARED_BYTES(shared);
+    start_next();
     int z = blockIdx.z / SPLITS, split = blockIdx.z % SPLITS;
     i64 row = (i64)blockIdx.x * BM;
     int column = blockIdx.y * BN;
