@@ -64,6 +64,16 @@ impl Nest {
         self.axes.iter().map(|axis| axis.extent).product()
     }
 
+    /// By operand: how far its last element lies from the first, and at least the number of elements.
+    pub fn reaches(&self) -> Vec<usize> {
+        let operands = self.axes.first().map_or(0, |axis| axis.strides.len());
+        let reach = |operand: usize| -> usize {
+            let steps = self.axes.iter().map(|axis| axis.extent.saturating_sub(1) as i64 * axis.strides[operand].abs());
+            steps.sum::<i64>() as usize
+        };
+        (0..operands).map(|operand| reach(operand).max(self.count())).collect()
+    }
+
     /// Lines that declare the index of every axis, `{prefix}0` outermost, from the number `at` of an element.
     pub fn indices(&self, prefix: &str, at: &str, index: &str) -> String {
         let mut text = String::new();

@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use precast_ir::op::{Binary, BinaryFn, Cast, Clamp, CompareFn, Unary, UnaryFn};
+use precast_ir::op::{Binary, BinaryFn, Clamp, CompareFn, Unary, UnaryFn};
 use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::DType;
 
 use crate::element::{
     constant_literal, element, float_literal, int_literal, is_narrow, load, memory_type, round, value_type,
 };
-use crate::kernel::Lowered;
+use crate::kernel::{Launch, Lowered};
 use crate::nest::{Kernel, Nest, Param, broadcast_strides, index_type, signed};
 use crate::site::Site;
 
@@ -54,14 +54,58 @@ pub fn lower_nodes(
         };
     }
     let expressions = write_expressions(graph, nodes, &mut names)?;
-    Some(write_kernel(site, &shape, &operands, outputs, &names, &expressions)?.named(nodes))
+    let mut targets = Vec::new();
+    for (output, value) in outputs.iter().enumerate() {
+        let (dtype, strides) = (site.out_dtype(output), signed(&site.out_strides(output)));
+        targets.push(Target { dtype, strides, value: names.get(&value.0)?.clone() });
+    }
+    let pointwise = Pointwise { entry: "pointwise", shape, sources: operands, targets, expressions };
+    let (launch, width) = pointwise.launch()?;
+    Some(Lowered::one(format!("pointwise.{width}.{}", functions(nodes)), launch))
 }
 
-/// An operand that is read element by element.
-struct Source {
-    input: usize,
-    dtype: DType,
-    strides: Vec<i64>,
+/// Names of the functions of nodes, for people.
+fn functions(nodes: &[Node]) -> String {
+    const SHOWN: usize = 4;
+    let mut functions: Vec<&str> = nodes.iter().take(SHOWN).map(|node| function(&node.op)).collect();
+    if nodes.len() > SHOWN {
+        functions.push("…");
+    }
+    functions.join("+")
+}
+
+/// An operand that is read element by element; its value is `a0` for the first one.
+pub struct Source {
+    /// Operand of the node.
+    pub input: usize,
+    /// Its element type.
+    pub dtype: DType,
+    /// Elements between neighbours of each axis of the result.
+    pub strides: Vec<i64>,
+}
+
+/// A result that is written element by element.
+pub struct Target {
+    /// Element type.
+    pub dtype: DType,
+    /// Elements between neighbours of each axis.
+    pub strides: Vec<i64>,
+    /// Its value, of the names that expressions declare.
+    pub value: String,
+}
+
+/// A kernel that computes each element of its results from one element of each operand.
+pub struct Pointwise {
+    /// Name in the text.
+    pub entry: &'static str,
+    /// Axes of the results.
+    pub shape: Vec<usize>,
+    /// What it reads.
+    pub sources: Vec<Source>,
+    /// What it writes, in order of the node's results.
+    pub targets: Vec<Target>,
+    /// Lines between loads and stores.
+    pub expressions: String,
 }
 
 /// Lines that compute the values of the nodes, in order.
@@ -85,79 +129,61 @@ fn write_expressions(graph: &Graph, nodes: &[Node], names: &mut BTreeMap<u32, St
     Some(text)
 }
 
-struct Written(Lowered);
+impl Pointwise {
+    /// The launch, and how many elements a thread takes at once.
+    pub fn launch(&self) -> Option<(Launch, usize)> {
+        let Pointwise { shape, sources, targets, .. } = self;
+        let strides: Vec<Vec<i64>> = sources
+            .iter()
+            .map(|source| source.strides.clone())
+            .chain(targets.iter().map(|target| target.strides.clone()))
+            .collect();
+        let dtypes: Vec<DType> =
+            sources.iter().map(|source| source.dtype).chain(targets.iter().map(|target| target.dtype)).collect();
+        let order: Vec<usize> = targets[0].strides.iter().map(|&stride| stride as usize).collect();
+        let mut nest = Nest::new(shape, &order, &strides);
+        let index = index_type(&nest.reaches());
+        let width = vector_width(&nest, &dtypes);
+        let is_vector: Vec<bool> = split_by(&mut nest, width);
 
-impl Written {
-    /// Names the kernel after the functions of its nodes.
-    fn named(self, nodes: &[Node]) -> Lowered {
-        const SHOWN: usize = 4;
-        let mut functions: Vec<&str> = nodes.iter().take(SHOWN).map(|node| function(&node.op)).collect();
-        if nodes.len() > SHOWN {
-            functions.push("…");
+        let mut params = Vec::new();
+        let mut body = nest.indices("i", "at", index);
+        let mut loads = String::new();
+        for (at, Source { input, dtype, .. }) in sources.iter().enumerate() {
+            params.push(Param::read(*input, format!("x{at}"), memory_type(*dtype)?));
+            let offset = nest.offset("i", at, index);
+            let ty = value_type(*dtype)?;
+            if is_vector[at] && width > 1 {
+                let _ = writeln!(body, "const auto p{at} = load_vec<{width}>(x{at} + ({offset}));");
+                let _ = writeln!(loads, "const {ty} a{at} = {};", load(*dtype, &format!("p{at}.at[k]")));
+            } else {
+                let _ = writeln!(body, "const {ty} a{at} = {};", load(*dtype, &format!("x{at}[{offset}]")));
+            }
         }
-        Lowered { name: format!("{}.{}", self.0.name, functions.join("+")), ..self.0 }
-    }
-}
-
-fn write_kernel(
-    site: &Site,
-    shape: &[usize],
-    sources: &[Source],
-    outputs: &[ValueId],
-    names: &BTreeMap<u32, String>,
-    expressions: &str,
-) -> Option<Written> {
-    let mut strides: Vec<Vec<i64>> = sources.iter().map(|source| source.strides.clone()).collect();
-    let mut dtypes: Vec<DType> = sources.iter().map(|source| source.dtype).collect();
-    for output in 0..outputs.len() {
-        strides.push(signed(&site.out_strides(output)));
-        dtypes.push(site.out_dtype(output));
-    }
-    let mut nest = Nest::new(shape, &site.out_strides(0), &strides);
-    let width = vector_width(&nest, &dtypes);
-    let is_vector: Vec<bool> = split_by(&mut nest, width);
-    let counts: Vec<usize> = (0..sources.len()).map(|at| site.shape(sources[at].input).iter().product()).collect();
-    let index = index_type(&[&counts[..], &[shape.iter().product()]].concat());
-
-    let mut params = Vec::new();
-    let mut body = nest.indices("i", "at", index);
-    let mut loads = String::new();
-    for (at, Source { input, dtype, .. }) in sources.iter().enumerate() {
-        params.push(Param::read(*input, format!("x{at}"), memory_type(*dtype)?));
-        let offset = nest.offset("i", at, index);
-        let ty = value_type(*dtype)?;
-        if is_vector[at] && width > 1 {
-            let _ = writeln!(body, "const auto p{at} = load_vec<{width}>(x{at} + ({offset}));");
-            let _ = writeln!(loads, "const {ty} a{at} = {};", load(*dtype, &format!("p{at}.at[k]")));
-        } else {
-            let _ = writeln!(body, "const {ty} a{at} = {};", load(*dtype, &format!("x{at}[{offset}]")));
+        let mut stores = String::new();
+        let mut ends = String::new();
+        for (output, Target { dtype, value, .. }) in targets.iter().enumerate() {
+            let ty = memory_type(*dtype)?;
+            params.push(Param::write(output, format!("y{output}"), ty));
+            let offset = nest.offset("i", sources.len() + output, index);
+            let value = element(*dtype, value);
+            if width > 1 {
+                let _ = writeln!(body, "Vec<{ty}, {width}> q{output};");
+                let _ = writeln!(stores, "q{output}.at[k] = {value};");
+                let _ = writeln!(ends, "store_vec<{width}>(y{output} + ({offset}), q{output});");
+            } else {
+                let _ = writeln!(stores, "y{output}[{offset}] = {value};");
+            }
         }
-    }
-    let mut stores = String::new();
-    let mut ends = String::new();
-    for (output, value) in outputs.iter().enumerate() {
-        let (dtype, operand) = (site.out_dtype(output), sources.len() + output);
-        let ty = memory_type(dtype)?;
-        params.push(Param::write(output, format!("y{output}"), ty));
-        let offset = nest.offset("i", operand, index);
-        let value = element(dtype, names.get(&value.0)?);
         if width > 1 {
-            let _ = writeln!(body, "Vec<{ty}, {width}> q{output};");
-            let _ = writeln!(stores, "q{output}.at[k] = {value};");
-            let _ = writeln!(ends, "store_vec<{width}>(y{output} + ({offset}), q{output});");
+            let inner = crate::nest::indent(&[&loads, &self.expressions, &stores].map(String::as_str).concat());
+            let _ = write!(body, "UNROLL\nfor (int k = 0; k < {width}; k++) {{\n{inner}}}\n{ends}");
         } else {
-            let _ = writeln!(stores, "y{output}[{offset}] = {value};");
+            body.push_str(&self.expressions);
+            body.push_str(&stores);
         }
+        Some((Kernel::new(self.entry, params).for_each(nest.count(), index, &body), width))
     }
-    if width > 1 {
-        let inner = crate::nest::indent(&[loads, expressions.to_string(), stores].concat());
-        let _ = write!(body, "UNROLL\nfor (int k = 0; k < {width}; k++) {{\n{inner}}}\n{ends}");
-    } else {
-        body.push_str(expressions);
-        body.push_str(&stores);
-    }
-    let launch = Kernel::new("pointwise", params).for_each(nest.count(), index, &body);
-    Some(Written(Lowered::one(format!("pointwise.{width}"), launch)))
 }
 
 /// Elements that a thread takes at once: as many as fit a word of every type, divide the innermost axis, and keep every
@@ -242,7 +268,7 @@ pub fn expression(op: &Op, operands: &[(DType, String)], to: DType) -> Option<St
         }
         Op::Select(_) => Some(format!("({x} ? {} : {})", operands[1].1, operands[2].1)),
         Op::Clamp(op) if can_compute => clamp(op, dtype, x),
-        Op::Cast(op) => cast(op, dtype, to, x),
+        Op::Cast(_) => cast(dtype, to, x),
         _ => None,
     }
 }
@@ -413,8 +439,9 @@ fn clamp(op: &Clamp, dtype: DType, x: &str) -> Option<String> {
     Some(format!("min_int(max_int({x}, {}), {})", within(op.lo.ceil()), within(op.hi.floor())))
 }
 
-fn cast(op: &Cast, from: DType, to: DType, x: &str) -> Option<String> {
-    let (from_ty, ty) = (value_type(from)?, value_type(op.to)?);
+/// An element converted to another type, rounded to it.
+pub fn cast(from: DType, to: DType, x: &str) -> Option<String> {
+    let (from_ty, ty) = (value_type(from)?, value_type(to)?);
     if from == to {
         return Some(x.to_string());
     }

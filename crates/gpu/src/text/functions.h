@@ -227,6 +227,15 @@ DEVICE f32 to_odd_f32(u32 x) { return to_odd_f32((u64)x, false); }
 DEVICE f32 round_f16(f32 x) { return to_f32(to_f16(x)); }
 DEVICE f32 round_bf16(f32 x) { return to_f32(to_bf16(x)); }
 
+// ---- indices --------------------------------------------------------------------------------------------------------
+
+// An index of an axis: negative ones count from the end. The host cannot see an index that is out of range while kernels
+// run, so it becomes the nearest one within.
+DEVICE i64 axis_index(i64 index, i64 extent) {
+    i64 at = index < 0 ? index + extent : index;
+    return at < 0 ? 0 : at >= extent ? extent - 1 : at;
+}
+
 // ---- teams: threads that combine what each of them has --------------------------------------------------------------
 
 struct Add {

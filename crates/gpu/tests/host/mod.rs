@@ -154,6 +154,11 @@ pub fn check_none(case: &Case) {
     assert!(lower(&site).unwrap().is_none(), "{}", case.name);
 }
 
+/// Launches of the nodes of a case.
+pub fn launch_count(case: &Case) -> usize {
+    plan(case, PLAIN).unwrap().launches.len()
+}
+
 fn first_difference(case: &Case, outputs: &[Tensor]) -> Option<String> {
     // The tolerance of a fused node is that of its body.
     let body = match case.graph.nodes() {
