@@ -39,6 +39,8 @@ fn check_tactics(cases: &[Case]) {
     let (mut all, mut chosen) = (Vec::new(), Vec::new());
     for case in cases {
         let tactics = tactics(case);
+        let names: std::collections::BTreeSet<String> = tactics.iter().map(Tactic::name).collect();
+        assert_eq!(names.len(), tactics.len(), "{}: two tactics have one name", case.name);
         assert!(tactics.len() > 2, "{}: {} tactics", case.name, tactics.len());
         // One number of splits by each way is enough.
         for tactic in tactics.into_iter().filter(|tactic| matches!(tactic.splits, 1 | 4)) {
@@ -137,6 +139,8 @@ fn convs(dtype: DType) -> Vec<Case> {
         (vec![1, 4, 5, 6, 7], vec![6, 4, 2, 3, 3], conv(1, [1, 1], 1, 1, 3)),
         (vec![2, 16, 9, 8], vec![16, 1, 3, 3], conv(2, [1, 1], 1, 16, 2)),
         (vec![1, 6, 9, 8], vec![12, 1, 5, 3], conv(1, [2, 1], 1, 6, 2)),
+        (vec![2, 3, 16, 24], vec![24, 3, 8, 8], conv(8, [0, 0], 1, 1, 2)),
+        (vec![1, 3, 12, 8], vec![16, 3, 4, 4], conv(4, [4, 4], 1, 1, 2)),
     ] {
         let bias = random(dtype, &filter[..1], 3);
         let (x, filter) = (random(dtype, &x, 1), random(dtype, &filter, 2));

@@ -156,7 +156,7 @@ pub fn check_none(case: &Case) {
 
 /// Launches of the nodes of a case.
 pub fn launch_count(case: &Case) -> usize {
-    plan(case, PLAIN).unwrap().launches.len()
+    plan(case, PLAIN, &lower).unwrap().launches.len()
 }
 
 fn first_difference(case: &Case, outputs: &[Tensor]) -> Option<String> {
