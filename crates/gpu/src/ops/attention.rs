@@ -10,7 +10,7 @@ use precast_tensor::DType;
 
 use crate::element::{float_literal, memory_type};
 use crate::kernel::{ATTENTION_FMA, ATTENTION_MMA, Launch, Lowered, MATRIX, Operand, Vendor};
-use crate::ops::c_text::{common_width, offset_text};
+use crate::ops::offsets::{common_width, offset_text};
 use crate::ops::tiles::{SplitBy, Tactic, Tile};
 use crate::site::{Site, dense_strides};
 

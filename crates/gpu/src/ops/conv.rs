@@ -7,8 +7,8 @@ use precast_ir::op::Conv;
 use precast_tensor::{DType, Dim, Tensor};
 
 use crate::kernel::{Lowered, Operand, PRODUCT_WINDOWS, Vendor};
-use crate::ops::c_text::common_width;
 use crate::ops::epilogue::{Coordinates, Epilogue, Root};
+use crate::ops::offsets::common_width;
 use crate::ops::product::{Product, Side};
 use crate::ops::{conv_depthwise, conv_transpose};
 use crate::site::Site;

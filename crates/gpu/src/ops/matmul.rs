@@ -5,8 +5,8 @@ use precast_ir::op::Matmul;
 use precast_tensor::{DType, Tensor};
 
 use crate::kernel::{Lowered, Operand};
-use crate::ops::c_text::{broadcast_strides, common_width, offset_text};
 use crate::ops::epilogue::{Coordinates, Epilogue, Root};
+use crate::ops::offsets::{broadcast_strides, common_width, offset_text};
 use crate::ops::product::{Product, Side};
 use crate::site::{Site, dense_strides};
 

@@ -8,14 +8,14 @@ use crate::element::memory_type;
 use crate::kernel::{
     Arch, Launch, Lowered, MATRIX, Operand, PRODUCT_FINISH, PRODUCT_FMA, PRODUCT_MMA, PRODUCT_SOURCES,
 };
-use crate::ops::c_text::common_width;
 use crate::ops::epilogue::{Coordinates, Epilogue};
 use crate::ops::gemv;
+use crate::ops::offsets::common_width;
 use crate::ops::tiles::{ProductSize, SplitBy, Tactic, Tile, candidates};
 
 /// Threads of a block that adds splits.
 const ADDING_THREADS: u32 = 128;
-/// Blocks along the second and third axis of a grid.
+/// Blocks along the second axis of a grid.
 const GRID_MAX: usize = 65535;
 
 /// One operand of a product: a matrix of rows (or columns of the result) times the inner axis.
@@ -125,8 +125,8 @@ impl Product {
         let [m, n, _] = self.mnk;
         let [bm, bn, _] = tactic.tile.sizes();
         let acc_bytes = if matches!(acc, "f32" | "u32") { 4 } else { 8 };
-        let grid = [m.div_ceil(bm), n.div_ceil(bn), self.count * tactic.splits];
-        if grid[1] > GRID_MAX || grid[2] > GRID_MAX || m * n == 0 || self.count == 0 {
+        let grid = [m.div_ceil(bm) * self.count, n.div_ceil(bn), tactic.splits];
+        if grid[0] > i32::MAX as usize || grid[1] > GRID_MAX || m * n == 0 || self.count == 0 {
             return None;
         }
         let is_in_memory = tactic.split_by == SplitBy::Memory;
@@ -140,7 +140,7 @@ impl Product {
             block: [tactic.tile.threads(arch.warp), 1, 1],
             shared_bytes: tactic.tile.shared_bytes(acc_bytes) as u32,
             operands: self.operands(&[self.a.operand, self.b.operand], last, !is_in_memory),
-            scalars: vec![m as i64],
+            scalars: if is_in_memory { vec![m as i64, self.count as i64] } else { vec![m as i64] },
         };
         let mut launches = vec![main];
         let mut scratch_bytes = Vec::new();
@@ -241,16 +241,6 @@ impl Product {
         Some(text)
     }
 
-    pub(crate) fn epilogue_parameters(&self, first: usize) -> [String; 2] {
-        let mut parameters = String::new();
-        let mut values = Vec::new();
-        for (at, (_, dtype)) in self.epilogue.operands.iter().enumerate() {
-            let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", memory_type(*dtype).unwrap_or("u8"), first + at);
-            values.push(format!("e{at}.get()"));
-        }
-        [parameters, values.join(", ")]
-    }
-
     fn entry(&self, tactic: &Tactic, acc: &str) -> Option<String> {
         let kernel = match tactic.split_by {
             SplitBy::Cluster => format!("KERNEL_CLUSTER(product, THREADS, {}, ", tactic.splits),
@@ -263,11 +253,11 @@ impl Product {
         };
         if tactic.split_by == SplitBy::Memory {
             return Some(format!(
-                "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, Arg<{acc}, 2> sums, i64 rows) {{\n    \
-                 {body}(a.get(), b.get(), KeepSums{{sums.get()}}, rows);\n}}\n"
+                "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, Arg<{acc}, 2> sums, i64 rows, i64 parts) {{\n    \
+                 {body}(a.get(), b.get(), KeepSums{{sums.get(), parts}}, rows);\n}}\n"
             ));
         }
-        let [parameters, values] = self.epilogue_parameters(2);
+        let [parameters, values] = self.epilogue.parameters(2);
         let last = 2 + self.epilogue.operands.len();
         Some(format!(
             "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, {parameters}Arg<Y, {last}> y, i64 rows) {{\n    \
@@ -276,7 +266,7 @@ impl Product {
     }
 
     fn adding_text(&self, tactic: &Tactic, acc: &str) -> Option<String> {
-        let [parameters, values] = self.epilogue_parameters(1);
+        let [parameters, values] = self.epilogue.parameters(1);
         let last = 1 + self.epilogue.operands.len();
         Some(format!(
             "{}KERNEL_FLAT(add_up, {ADDING_THREADS}, Arg<const {acc}, 0> sums, {parameters}Arg<Y, {last}> y, i64 rows, i64 \

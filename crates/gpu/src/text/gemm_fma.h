@@ -45,9 +45,9 @@ template <class E> DEVICE void product_by_elements(const T *a, const T *b, const
     Acc *shared = (Acc *)bytes;
     start_next();
     wait_for_last();
-    int z = blockIdx.z / SPLITS, split = blockIdx.z % SPLITS;
-    i64 row_first = (i64)blockIdx.x * BM;
-    int column_first = blockIdx.y * BN;
+    u32 row_tiles = (u32)((rows + BM - 1) / BM);
+    i64 z = blockIdx.x / row_tiles, row_first = (i64)(blockIdx.x % row_tiles) * BM;
+    int split = blockIdx.z, column_first = blockIdx.y * BN;
     constexpr int STEPS = (K + BK - 1) / BK;
     int step = (int)((i64)STEPS * split / SPLITS), step_end = (int)((i64)STEPS * (split + 1) / SPLITS);
     Bring<BM, A_ALONG_K, SourceA> bring_a;
@@ -105,7 +105,7 @@ template <class E> DEVICE void product_by_elements(const T *a, const T *b, const
             int column = column_first + thread_column * LANES + j % LANES + j / LANES * LANES * (BN / TN);
             Acc x[WIDTH];
             UNROLL for (int e = 0; e < WIDTH; e++) x[e] = K > CHAIN * BK ? total[i][j + e] + c[i][j + e] : c[i][j + e];
-            if (row < rows && column < N) end.finish(x, row, rows, column, blockIdx.z);
+            if (row < rows && column < N) end.finish(x, row, rows, column, z);
         }
     }
 }
