@@ -10,12 +10,16 @@ use precast_tensor::DType;
 
 use crate::element::{float_literal, memory_type};
 use crate::kernel::{ATTENTION_FMA, ATTENTION_MMA, Launch, Lowered, MATRIX, Operand, Vendor};
-use crate::ops::c_text::{common_width, offset_text};
+use crate::ops::offsets::{common_width, offset_text};
 use crate::ops::tiles::{SplitBy, Tactic, Tile};
 use crate::site::{Site, dense_strides};
 
 /// The largest head on matrix instructions: beyond it a thread's sums leave its registers.
 const HEAD_MAX: usize = 256;
+/// Heads wider than this are wide.
+const WIDE_HEAD: usize = 128;
+/// Keys of a warp in one step for wide heads.
+const WIDE_HEAD_KEYS_MAX: usize = 32;
 /// Queries of a block by multiply-add.
 const FMA_QUERIES: usize = 16;
 
@@ -51,6 +55,10 @@ pub fn candidates(site: &Site, body: &Graph) -> Vec<Tactic> {
     let mut tactics = Vec::new();
     for &tile in TILES {
         let Tile::Attention { warps_q, warps_keys, warp_keys, stages } = tile else { continue };
+        // Sums of wide heads leave no registers for many scores.
+        if warp_keys > WIDE_HEAD_KEYS_MAX && found.depth.max(found.width) > WIDE_HEAD {
+            continue;
+        }
         if shared_bytes(tile.sizes(), warps_keys, stages, &found) > site.arch.shared_bytes_max as usize {
             continue;
         }

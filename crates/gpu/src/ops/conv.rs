@@ -7,8 +7,8 @@ use precast_ir::op::Conv;
 use precast_tensor::{DType, Dim, Tensor};
 
 use crate::kernel::{Lowered, Operand, PRODUCT_WINDOWS, Vendor};
-use crate::ops::c_text::common_width;
 use crate::ops::epilogue::{Coordinates, Epilogue, Root};
+use crate::ops::offsets::common_width;
 use crate::ops::product::{Product, Side};
 use crate::ops::{conv_depthwise, conv_transpose};
 use crate::site::Site;
@@ -31,6 +31,12 @@ pub fn lower_root(root: &Root) -> Result<Option<Lowered>, String> {
         Op::ConvTranspose(op) => Ok(conv_transpose::lower(root, op)),
         _ => Ok(None),
     }
+}
+
+/// Whether a convolution's x is as good in row-major order as with channels innermost: too few channels to read eight at
+/// once. It still writes its result in either order.
+pub fn reads_either_order(site: &Site) -> bool {
+    wants_channels_last(site) && site.shape(0)[1] < 8
 }
 
 /// Whether a convolution is better with channels innermost in memory: where matrix instructions read eight at once.
@@ -117,6 +123,17 @@ impl ConvSizes {
         self.x_strides[1] == 1
     }
 
+    /// Elements of a window that lie together and are inside or outside the image together, in the order taps, channels
+    /// where `is_last`, else channels, taps.
+    fn window_vec(&self, is_last: bool) -> usize {
+        let [n, c, d, h, w] = self.x_strides;
+        if is_last {
+            return if c == 1 { common_width(8, &[self.channels / self.groups, self.channels]) } else { 1 };
+        }
+        let across = [self.kernel[2], self.stride[2], self.pad[2], self.input[2], n, c, d, h];
+        if w == 1 && self.dilation[2] == 1 { common_width(8, &across) } else { 1 }
+    }
+
     /// Whether a window is one place, and every place has one.
     fn is_pointwise(&self) -> bool {
         self.taps() == 1 && self.stride == [1; 3] && self.pad == [0; 3] && self.input == self.output
@@ -183,8 +200,7 @@ pub(crate) fn product(root: &Root, sizes: &ConvSizes) -> Option<Product> {
     let b = Side::matrix(b_operand, true, common_width(8, &[pitch]), pitch, format!("z * {}", n * pitch));
     let a_operand = Operand::Read(inputs[0] as u32);
     let a_start = format!("z * {}", group_channels * sizes.x_strides[1]);
-    let a_vec =
-        if is_last && sizes.is_channels_last() { common_width(8, &[group_channels, sizes.channels]) } else { 1 };
+    let a_vec = sizes.window_vec(is_last);
     let is_matrix = sizes.is_channels_last() && sizes.is_pointwise();
     let mut constants = String::new();
     let a = if is_matrix {
@@ -205,6 +221,7 @@ pub(crate) fn product(root: &Root, sizes: &ConvSizes) -> Option<Product> {
         is_grouped: true,
         a,
         b,
+        is_b_constant: site.constant(inputs[1]).is_some(),
         b_constant: None,
         b_pitch: pitch,
         is_a_along_k: is_last,

@@ -6,9 +6,9 @@ use precast_tensor::{DType, Tensor};
 
 use crate::element::memory_type;
 use crate::kernel::{CONV_DEPTHWISE, Launch, Lowered, Operand, PRODUCT_FINISH};
-use crate::ops::c_text::common_width;
 use crate::ops::conv::{ConvSizes, coordinates, epilogue};
 use crate::ops::epilogue::Root;
+use crate::ops::offsets::common_width;
 
 /// Threads of a block.
 const THREADS: u32 = 128;
@@ -50,20 +50,15 @@ pub(crate) fn lower(root: &Root, sizes: &ConvSizes) -> Option<Lowered> {
     text.push_str(PRODUCT_FINISH);
     text.push_str(&sizes.constants());
     text.push_str(CONV_DEPTHWISE);
-    let (mut parameters, mut values) = (String::new(), Vec::new());
     let mut operands = vec![Operand::Read(inputs[0] as u32), filter_operand];
-    for (at, (operand, dtype)) in epilogue.operands.iter().enumerate() {
-        let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", memory_type(*dtype)?, at + 2);
-        values.push(format!("e{at}.get()"));
-        operands.push(*operand);
-    }
+    operands.extend(epilogue.operands.iter().map(|(operand, _)| *operand));
+    let [parameters, values] = epilogue.parameters(2);
     let last = operands.len();
     operands.push(Operand::Write(0));
     let _ = write!(
         text,
         "KERNEL_FLAT(depthwise, {THREADS}, Arg<const T, 0> x, Arg<const T, 1> filter, {parameters}Arg<Y, {last}> y, i64 \
-         rows) {{\n    windows(x.get(), filter.get(), Finish{{y.get(), {{{}}}}}, rows);\n}}\n",
-        values.join(", ")
+         rows) {{\n    windows(x.get(), filter.get(), Finish{{y.get(), {{{values}}}}}, rows);\n}}\n"
     );
     let items = rows * channels / width;
     let launch = Launch {

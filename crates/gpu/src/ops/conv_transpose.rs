@@ -54,20 +54,15 @@ pub(crate) fn lower(root: &Root, op: &ConvTranspose) -> Option<Lowered> {
     text.push_str(PRODUCT_FINISH);
     text.push_str(&sizes.constants());
     text.push_str(CONV_TRANSPOSE);
-    let (mut parameters, mut values) = (String::new(), Vec::new());
     let mut operands = vec![Operand::Read(inputs[0] as u32), Operand::Read(inputs[1] as u32)];
-    for (at, (operand, dtype)) in epilogue.operands.iter().enumerate() {
-        let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", memory_type(*dtype)?, at + 2);
-        values.push(format!("e{at}.get()"));
-        operands.push(*operand);
-    }
+    operands.extend(epilogue.operands.iter().map(|(operand, _)| *operand));
+    let [parameters, values] = epilogue.parameters(2);
     let last = operands.len();
     operands.push(Operand::Write(0));
     let _ = write!(
         text,
         "KERNEL_FLAT(transposed, {THREADS}, Arg<const T, 0> x, Arg<const T, 1> filter, {parameters}Arg<Y, {last}> y, i64 \
-         rows) {{\n    gather(x.get(), filter.get(), Finish{{y.get(), {{{}}}}}, rows);\n}}\n",
-        values.join(", ")
+         rows) {{\n    gather(x.get(), filter.get(), Finish{{y.get(), {{{values}}}}}, rows);\n}}\n"
     );
     let items = rows * channels;
     let launch = Launch {

@@ -8,8 +8,8 @@ use precast_tensor::DType;
 
 use crate::element::{constant_literal, load, memory_type, value_type};
 use crate::kernel::Operand;
-use crate::ops::c_text::{broadcast_strides, offset_text};
 use crate::ops::elementwise;
+use crate::ops::offsets::{broadcast_strides, offset_text};
 use crate::site::Site;
 
 /// A node that multiplies, alone or as the first one of a fused body.
@@ -207,6 +207,16 @@ impl Epilogue {
              i64 at) const {{\n{body}    }}\n}};\n"
         );
         Some(Epilogue { text, operands, suffix })
+    }
+
+    /// Its operands as parameters of a kernel from position `first` on, and as members of the struct.
+    pub fn parameters(&self, first: usize) -> [String; 2] {
+        let (mut parameters, mut values) = (String::new(), Vec::new());
+        for (at, (_, dtype)) in self.operands.iter().enumerate() {
+            let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", memory_type(*dtype).unwrap_or("u8"), first + at);
+            values.push(format!("e{at}.get()"));
+        }
+        [parameters, values.join(", ")]
     }
 
     /// Whether it does nothing.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use precast_tensor::{DType, Tensor};
 
 use crate::kernel::{Arch, GEMV, Launch, Lowered, Operand};
-use crate::ops::c_text::common_width;
+use crate::ops::offsets::common_width;
 use crate::ops::product::Product;
 use crate::ops::tiles::{GEMV_ROWS_MAX, GEMV_WARPS, SplitBy, Tactic, Tile};
 
@@ -47,7 +47,7 @@ pub(crate) fn lower(arch: &Arch, product: &Product, columns: usize) -> Option<Lo
     let _ = writeln!(text, "DEVICE i64 start_a(i64 z, i64 rows) {{ return {}; }}", product.a.start);
     let _ = writeln!(text, "DEVICE i64 start_b(i64 z) {{ return {}; }}", product.b.start);
     text.push_str(GEMV);
-    let [parameters, values] = product.epilogue_parameters(2);
+    let [parameters, values] = product.epilogue.parameters(2);
     let last = 2 + product.epilogue.operands.len();
     let threads = GEMV_WARPS as u32 * arch.warp;
     let _ = write!(

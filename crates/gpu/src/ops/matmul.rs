@@ -5,8 +5,8 @@ use precast_ir::op::Matmul;
 use precast_tensor::{DType, Tensor};
 
 use crate::kernel::{Lowered, Operand};
-use crate::ops::c_text::{broadcast_strides, common_width, offset_text};
 use crate::ops::epilogue::{Coordinates, Epilogue, Root};
+use crate::ops::offsets::{broadcast_strides, common_width, offset_text};
 use crate::ops::product::{Product, Side};
 use crate::site::{Site, dense_strides};
 
@@ -122,6 +122,7 @@ pub(crate) fn product(root: &Root) -> Option<Product> {
         is_grouped: false,
         a,
         b,
+        is_b_constant: site.constant(inputs[1]).is_some(),
         b_constant: site.constant(inputs[1]).filter(|_| is_one_matrix).cloned(),
         b_pitch,
         is_a_along_k: is_a_by_rows,

@@ -1,7 +1,6 @@
 //! Kernels by family.
 
 pub mod attention;
-mod c_text;
 pub mod conv;
 mod conv_depthwise;
 mod conv_transpose;
@@ -16,6 +15,7 @@ pub mod integer;
 pub mod layout;
 pub mod matmul;
 pub mod norm;
+mod offsets;
 pub mod product;
 pub mod quantize;
 pub mod random;

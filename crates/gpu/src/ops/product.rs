@@ -8,14 +8,14 @@ use crate::element::memory_type;
 use crate::kernel::{
     Arch, Launch, Lowered, MATRIX, Operand, PRODUCT_FINISH, PRODUCT_FMA, PRODUCT_MMA, PRODUCT_SOURCES,
 };
-use crate::ops::c_text::common_width;
 use crate::ops::epilogue::{Coordinates, Epilogue};
 use crate::ops::gemv;
+use crate::ops::offsets::common_width;
 use crate::ops::tiles::{ProductSize, SplitBy, Tactic, Tile, candidates};
 
 /// Threads of a block that adds splits.
 const ADDING_THREADS: u32 = 128;
-/// Blocks along the second and third axis of a grid.
+/// Blocks along the second axis of a grid.
 const GRID_MAX: usize = 65535;
 
 /// One operand of a product: a matrix of rows (or columns of the result) times the inner axis.
@@ -62,6 +62,8 @@ pub struct Product {
     pub a: Side,
     /// Columns.
     pub b: Side,
+    /// Whether `b` never changes.
+    pub is_b_constant: bool,
     /// The value of `b` as the node has it, if it is one constant matrix.
     pub b_constant: Option<Tensor>,
     /// From one step of the inner axis to the next in a right operand by columns.
@@ -87,7 +89,10 @@ impl Product {
     fn acc_name(&self) -> Option<&'static str> {
         match self.dtype {
             DType::F16 | DType::BF16 | DType::F32 => Some("f32"),
-            DType::F64 | DType::I32 | DType::U32 | DType::I64 | DType::U64 => memory_type(self.dtype),
+            DType::F64 => Some("f64"),
+            // Sums of integers wrap, whatever their sign.
+            DType::I8 | DType::U8 | DType::I16 | DType::U16 | DType::I32 | DType::U32 => Some("u32"),
+            DType::I64 | DType::U64 => Some("u64"),
             _ => None,
         }
     }
@@ -119,9 +124,9 @@ impl Product {
         let name = format!("{}.{}{}", self.kind, tactic.name(), self.epilogue.suffix);
         let [m, n, _] = self.mnk;
         let [bm, bn, _] = tactic.tile.sizes();
-        let acc_bytes = if matches!(acc, "f32" | "i32" | "u32") { 4 } else { 8 };
-        let grid = [m.div_ceil(bm), n.div_ceil(bn), self.count * tactic.splits];
-        if grid[1] > GRID_MAX || grid[2] > GRID_MAX || m * n == 0 || self.count == 0 {
+        let acc_bytes = if matches!(acc, "f32" | "u32") { 4 } else { 8 };
+        let grid = [m.div_ceil(bm) * self.count, n.div_ceil(bn), tactic.splits];
+        if grid[0] > i32::MAX as usize || grid[1] > GRID_MAX || m * n == 0 || self.count == 0 {
             return None;
         }
         let is_in_memory = tactic.split_by == SplitBy::Memory;
@@ -135,7 +140,7 @@ impl Product {
             block: [tactic.tile.threads(arch.warp), 1, 1],
             shared_bytes: tactic.tile.shared_bytes(acc_bytes) as u32,
             operands: self.operands(&[self.a.operand, self.b.operand], last, !is_in_memory),
-            scalars: vec![m as i64],
+            scalars: if is_in_memory { vec![m as i64, self.count as i64] } else { vec![m as i64] },
         };
         let mut launches = vec![main];
         let mut scratch_bytes = Vec::new();
@@ -227,22 +232,13 @@ impl Product {
             "constexpr int N = {}, SPLITS = {}, SPLIT_BY = {split_by}, WIDTH = {width};",
             self.mnk[1], tactic.splits
         );
+        let _ = writeln!(text, "constexpr bool B_IS_CONSTANT = {};", self.is_b_constant);
         let along_rows = !self.coordinates.is_by_columns();
         let _ = writeln!(text, "constexpr bool Z_IS_GROUP = {}, ALONG_ROWS = {along_rows};", self.is_grouped);
         let _ = writeln!(text, "DEVICE i64 place(i64 row, int column) {{ return {}; }}", self.coordinates.place());
         text.push_str(&self.epilogue.text);
         text.push_str(PRODUCT_FINISH);
         Some(text)
-    }
-
-    pub(crate) fn epilogue_parameters(&self, first: usize) -> [String; 2] {
-        let mut parameters = String::new();
-        let mut values = Vec::new();
-        for (at, (_, dtype)) in self.epilogue.operands.iter().enumerate() {
-            let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", memory_type(*dtype).unwrap_or("u8"), first + at);
-            values.push(format!("e{at}.get()"));
-        }
-        [parameters, values.join(", ")]
     }
 
     fn entry(&self, tactic: &Tactic, acc: &str) -> Option<String> {
@@ -257,11 +253,11 @@ impl Product {
         };
         if tactic.split_by == SplitBy::Memory {
             return Some(format!(
-                "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, Arg<{acc}, 2> sums, i64 rows) {{\n    \
-                 {body}(a.get(), b.get(), KeepSums{{sums.get()}}, rows);\n}}\n"
+                "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, Arg<{acc}, 2> sums, i64 rows, i64 parts) {{\n    \
+                 {body}(a.get(), b.get(), KeepSums{{sums.get(), parts}}, rows);\n}}\n"
             ));
         }
-        let [parameters, values] = self.epilogue_parameters(2);
+        let [parameters, values] = self.epilogue.parameters(2);
         let last = 2 + self.epilogue.operands.len();
         Some(format!(
             "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, {parameters}Arg<Y, {last}> y, i64 rows) {{\n    \
@@ -270,7 +266,7 @@ impl Product {
     }
 
     fn adding_text(&self, tactic: &Tactic, acc: &str) -> Option<String> {
-        let [parameters, values] = self.epilogue_parameters(1);
+        let [parameters, values] = self.epilogue.parameters(1);
         let last = 1 + self.epilogue.operands.len();
         Some(format!(
             "{}KERNEL_FLAT(add_up, {ADDING_THREADS}, Arg<const {acc}, 0> sums, {parameters}Arg<Y, {last}> y, i64 rows, i64 \

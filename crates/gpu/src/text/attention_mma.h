@@ -7,8 +7,10 @@ constexpr int DEPTH_PAD = (DEPTH + 15) / 16 * 16, WIDTH_PAD = (WIDTH_V + 15) / 1
 constexpr f32 LOG2_E = 1.4426950408889634f;
 
 // 16-byte pieces of a row in shared memory, so many that they can be exchanged.
-#define PIECES_OF(elements) ((elements) <= 16 ? 2 : (elements) <= 32 ? 4 : ((elements) + 63) / 64 * 8)
-constexpr int PIECES_D = PIECES_OF(DEPTH_PAD), PIECES_W = PIECES_OF(WIDTH_PAD);
+template <int ELEMENTS> struct Pieces {
+    static constexpr int COUNT = ELEMENTS <= 16 ? 2 : ELEMENTS <= 32 ? 4 : (ELEMENTS + 63) / 64 * 8;
+};
+constexpr int PIECES_D = Pieces<DEPTH_PAD>::COUNT, PIECES_W = Pieces<WIDTH_PAD>::COUNT;
 constexpr int Q_LEN = BQ * PIECES_D * 8, K_LEN = BKEYS * PIECES_D * 8, V_LEN = BKEYS * PIECES_W * 8;
 constexpr int SUM_PITCH = WIDTH_PAD + 8;
 
@@ -41,6 +43,8 @@ DEVICE f32 finite(f32 largest) { return largest == -INFINITE ? 0.0f : largest; }
 
 DEVICE void attend(const T *q, const T *k, const T *v, const M *mask, T *y) {
     SHARED_BYTES(shared);
+    start_next();
+    wait_for_last();
     T *tile_q = (T *)shared;
     constexpr int Q_TILES = (QUERIES + BQ - 1) / BQ, STEPS = (KEYS + BKEYS - 1) / BKEYS;
     int z = blockIdx.x / Q_TILES, query_first = blockIdx.x % Q_TILES * BQ;

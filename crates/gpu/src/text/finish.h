@@ -1,17 +1,17 @@
 // What happens to the sums of a product: the epilogue and the store, or, where blocks divide the inner axis, a place in
 // scratch memory and a second launch that adds them in order.
 
-template <class T> DEVICE void put(T *place, T x) { *place = x; }
+template <class T, class X> DEVICE void put(T *place, X x) { *place = (T)x; }
 
 // The end of a product: y = epilogue(x).
 struct Finish {
     Y *y;
     Epilogue epilogue;
 
-    template <int W> DEVICE_MEMBER void finish(Acc (&x)[W], i64 row, i64 rows, int column, int z) const {
-        // Blocks along z are matrices of a batch, or groups of channels.
-        if (Z_IS_GROUP) column += z / SPLITS * N;
-        else row += z / SPLITS * rows;
+    template <int W> DEVICE_MEMBER void finish(Acc (&x)[W], i64 row, i64 rows, int column, i64 z) const {
+        // Product z is one of a batch, or of groups of channels.
+        if (Z_IS_GROUP) column += (int)z * N;
+        else row += z * rows;
         i64 at = place(row, column);
         epilogue.apply(x, row, column, at);
         Vec<Y, W> out;
@@ -20,20 +20,22 @@ struct Finish {
     }
 };
 
-// Sums of a part of the inner axis: [split, z, row, column].
+// Sums of a part of the inner axis: [split, z, row, column], where so many z are `parts`.
 struct KeepSums {
     Acc *sums;
+    i64 parts;
 
-    template <int W> DEVICE_MEMBER void finish(const Acc (&x)[W], i64 row, i64 rows, int column, int z) const {
-        i64 parts = gridDim.z / SPLITS;
+    template <int W> DEVICE_MEMBER void finish(const Acc (&x)[W], i64 row, i64 rows, int column, i64 z) const {
         Vec<Acc, W> out;
         UNROLL for (int i = 0; i < W; i++) out.at[i] = x[i];
-        store_vec<W>(sums + ((z % SPLITS * parts + z / SPLITS) * rows + row) * N + column, out);
+        store_vec<W>(sums + ((blockIdx.z * parts + z) * rows + row) * N + column, out);
     }
 };
 
 // The second launch: one thread for WIDTH neighbours.
 template <class E> DEVICE void add_splits(const Acc *sums, const E &end, i64 rows, i64 parts) {
+    start_next();
+    wait_for_last();
     i64 item = (i64)blockIdx.x * blockDim.x + threadIdx.x, count = parts * rows * N;
     if (item * WIDTH >= count) return;
     Acc x[WIDTH];
@@ -43,5 +45,5 @@ template <class E> DEVICE void add_splits(const Acc *sums, const E &end, i64 row
         UNROLL for (int i = 0; i < WIDTH; i++) x[i] += part.at[i];
     }
     i64 row = item * WIDTH / N;
-    end.finish(x, row % rows, rows, (int)(item * WIDTH % N), (int)(row / rows) * SPLITS);
+    end.finish(x, row % rows, rows, (int)(item * WIDTH % N), row / rows);
 }

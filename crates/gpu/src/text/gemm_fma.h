@@ -43,16 +43,20 @@ template <int ROWS, bool ALONG_K, template <int> class S> struct Bring {
 template <class E> DEVICE void product_by_elements(const T *a, const T *b, const E &end, i64 rows) {
     SHARED_BYTES(bytes);
     Acc *shared = (Acc *)bytes;
-    int z = blockIdx.z / SPLITS, split = blockIdx.z % SPLITS;
-    i64 row_first = (i64)blockIdx.x * BM;
-    int column_first = blockIdx.y * BN;
+    start_next();
+    wait_for_last();
+    u32 row_tiles = (u32)((rows + BM - 1) / BM);
+    i64 z = blockIdx.x / row_tiles, row_first = (i64)(blockIdx.x % row_tiles) * BM;
+    int split = blockIdx.z, column_first = blockIdx.y * BN;
     constexpr int STEPS = (K + BK - 1) / BK;
     int step = (int)((i64)STEPS * split / SPLITS), step_end = (int)((i64)STEPS * (split + 1) / SPLITS);
     Bring<BM, A_ALONG_K, SourceA> bring_a;
     Bring<BN, B_ALONG_K, SourceB> bring_b;
     bring_a.set(a + start_a(z, rows), row_first, rows, rows);
     bring_b.set(b + start_b(z), column_first, N, B_PITCH);
-    int thread_row = threadIdx.x / (BN / TN), thread_column = threadIdx.x % (BN / TN);
+    // Neighbouring threads have neighbouring results.
+    int thread_row = ALONG_ROWS ? threadIdx.x % (BM / TM) : threadIdx.x / (BN / TN);
+    int thread_column = ALONG_ROWS ? threadIdx.x / (BM / TM) : threadIdx.x % (BN / TN);
     constexpr int LANES = TN < 4 ? TN : 4, ROW_LANES = TM < 4 ? TM : 4;
     Acc c[TM][TN], total[TM][TN];
     UNROLL for (int i = 0; i < TM; i++)
@@ -101,7 +105,7 @@ template <class E> DEVICE void product_by_elements(const T *a, const T *b, const
             int column = column_first + thread_column * LANES + j % LANES + j / LANES * LANES * (BN / TN);
             Acc x[WIDTH];
             UNROLL for (int e = 0; e < WIDTH; e++) x[e] = K > CHAIN * BK ? total[i][j + e] + c[i][j + e] : c[i][j + e];
-            if (row < rows && column < N) end.finish(x, row, rows, column, blockIdx.z);
+            if (row < rows && column < N) end.finish(x, row, rows, column, z);
         }
     }
 }

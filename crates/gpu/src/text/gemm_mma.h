@@ -83,10 +83,14 @@ template <class A, class B> DEVICE void multiply_tiles(u8 *shared, const A &a, c
     int steps = (k_end - k_first + BK - 1) / BK;
     auto stage_a = [&](int stage) { return (T *)(shared + stage * (A_BYTES + B_BYTES)); };
     auto stage_b = [&](int stage) { return (T *)(shared + stage * (A_BYTES + B_BYTES) + A_BYTES); };
+    // Constants come while the last launch still runs.
+    UNROLL for (int stage = 0; stage < STAGES - 1; stage++)
+        if (B_IS_CONSTANT && stage < steps) b.copy(stage_b(stage), k_first + stage * BK);
+    wait_for_last();
     UNROLL for (int stage = 0; stage < STAGES - 1; stage++) {
         if (stage < steps) {
             a.copy(stage_a(stage), k_first + stage * BK);
-            b.copy(stage_b(stage), k_first + stage * BK);
+            if (!B_IS_CONSTANT) b.copy(stage_b(stage), k_first + stage * BK);
         }
         copy_commit();
     }
@@ -131,10 +135,10 @@ template <class A, class B> DEVICE void multiply_tiles(u8 *shared, const A &a, c
 }
 
 // Adds up the sums of WARPS_K warps and of the blocks of a cluster, in order, and finishes them.
-template <class E> DEVICE void finish_tile(const u8 *shared, const E &end, i64 row_first, i64 rows, int column_first, int z) {
+template <class E> DEVICE void finish_tile(const u8 *shared, const E &end, i64 row_first, i64 rows, int column_first, i64 z) {
     constexpr int BLOCKS = SPLIT_BY == 1 ? SPLITS : 1;
     constexpr int SHARE = BM / BLOCKS, ITEMS = SHARE * (BN / WIDTH);
-    int rank = SPLIT_BY == 1 ? (int)(blockIdx.z % SPLITS) : 0;
+    int rank = SPLIT_BY == 1 ? (int)blockIdx.z : 0;
     if (SPLIT_BY == 1) sync_cluster();
     else sync_block();
     for (int item = threadIdx.x; item < ITEMS; item += THREADS) {
@@ -162,9 +166,10 @@ template <class E> DEVICE void finish_tile(const u8 *shared, const E &end, i64 r
 
 template <class E> DEVICE void product_of_tiles(const T *a, const T *b, const E &end, i64 rows) {
     SHARED_BYTES(shared);
-    int z = blockIdx.z / SPLITS, split = blockIdx.z % SPLITS;
-    i64 row = (i64)blockIdx.x * BM;
-    int column = blockIdx.y * BN;
+    start_next();
+    u32 row_tiles = (u32)((rows + BM - 1) / BM);
+    i64 z = blockIdx.x / row_tiles, row = (i64)(blockIdx.x % row_tiles) * BM;
+    int split = blockIdx.z, column = blockIdx.y * BN;
     a += start_a(z, rows);
     b += start_b(z);
     // Splits are whole steps; the first ones have one more.
@@ -175,5 +180,5 @@ template <class E> DEVICE void product_of_tiles(const T *a, const T *b, const E 
     tile_a.set(a, row, rows, rows);
     tile_b.set(b, column, N, B_PITCH);
     multiply_tiles(shared, tile_a, tile_b, k_first, k_end < K ? k_end : K);
-    finish_tile(shared, end, row, rows, column, blockIdx.z);
+    finish_tile(shared, end, row, rows, column, z);
 }

@@ -6,6 +6,8 @@ DEVICE f32 widen(bf16 x) { return to_f32(x); }
 DEVICE f32 widen(f32 x) { return x; }
 
 template <class E> DEVICE void stream_columns(const T *a, const T *b, const E &end, i64 rows) {
+    start_next();
+    if (!B_IS_CONSTANT) wait_for_last();
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int z = blockIdx.z, column_first = ((int)blockIdx.x * WARPS + warp) * COLUMNS;
     if (column_first >= N) return;
@@ -25,6 +27,8 @@ template <class E> DEVICE void stream_columns(const T *a, const T *b, const E &e
                 if (k < K) factors[turn][column] = load_vec<VEC>(b + (i64)from * B_PITCH + k);
             }
         }
+        // Constants come while the last launch still runs.
+        if (B_IS_CONSTANT && first == 0) wait_for_last();
         UNROLL for (int turn = 0; turn < AHEAD; turn++) {
             int k = first + turn * STEP + lane * VEC;
             if (k >= K) continue;

@@ -68,8 +68,8 @@ template <class T> DEVICE void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 
 
 // Waits for all threads of the cluster.
 DEVICE void sync_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // The same place in the shared memory of block `rank` of the cluster.

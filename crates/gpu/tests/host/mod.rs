@@ -19,6 +19,9 @@ use precast_testing::tolerance::Reference;
 /// Cases of one C++ file: enough to share the cost of the prelude, few enough to name the one that fails to compile.
 const CASES_PER_FILE: usize = 48;
 
+/// Shared memory that every machine gives a block.
+const SHARED_BYTES_MAX: u32 = 48 << 10;
+
 /// What the launches of a run are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mode {
@@ -26,14 +29,18 @@ pub struct Mode {
     pub warp: u32,
     /// Arguments are addresses of pointers.
     pub is_indirect: bool,
+    /// Shared memory that one block may have.
+    pub shared_bytes_max: u32,
 }
 
 /// Warps of 32 threads, plain arguments.
-pub const PLAIN: Mode = Mode { warp: 32, is_indirect: false };
+pub const PLAIN: Mode = Mode { warp: 32, is_indirect: false, shared_bytes_max: SHARED_BYTES_MAX };
+/// The same, with as much shared memory as the largest machines have.
+pub const LARGE: Mode = Mode { shared_bytes_max: 227 << 10, ..PLAIN };
 /// Warps of 64 threads.
-pub const WIDE: Mode = Mode { warp: 64, is_indirect: false };
+pub const WIDE: Mode = Mode { warp: 64, ..PLAIN };
 /// Arguments through a table.
-pub const INDIRECT: Mode = Mode { warp: 32, is_indirect: true };
+pub const INDIRECT: Mode = Mode { is_indirect: true, ..PLAIN };
 
 /// A graph, its inputs, and where elements lie.
 #[derive(Clone)]
@@ -114,7 +121,7 @@ pub type LowerFn<'a> = dyn Fn(&Site) -> Result<Option<Lowered>, String> + 'a;
 /// A machine with warps of `warp` threads.
 pub fn arch(warp: u32) -> Arch {
     let (vendor, name) = if warp == 64 { (Vendor::Hip, "gfx90a") } else { (Vendor::Cuda, "sm_90") };
-    Arch { vendor, name: name.to_string(), warp, shared_bytes_max: 48 << 10, multiprocessors: 4 }
+    Arch { vendor, name: name.to_string(), warp, shared_bytes_max: SHARED_BYTES_MAX, multiprocessors: 4 }
 }
 
 /// Runs cases and compares them with reference evaluation; panics with all that differ.
@@ -149,7 +156,7 @@ pub fn check_none(case: &Case) {
 
 /// Launches of the nodes of a case.
 pub fn launch_count(case: &Case) -> usize {
-    plan(case, PLAIN).unwrap().launches.len()
+    plan(case, PLAIN, &lower).unwrap().launches.len()
 }
 
 fn first_difference(case: &Case, outputs: &[Tensor]) -> Option<String> {
@@ -198,7 +205,7 @@ struct Plan {
 }
 
 fn plan(case: &Case, mode: Mode, lower: &LowerFn) -> Result<Plan, String> {
-    let arch = arch(mode.warp);
+    let arch = Arch { shared_bytes_max: mode.shared_bytes_max, ..arch(mode.warp) };
     let graph = &case.graph;
     let mut buffers = Vec::new();
     let mut of_value: BTreeMap<u32, usize> = BTreeMap::new();
@@ -228,7 +235,7 @@ fn plan(case: &Case, mode: Mode, lower: &LowerFn) -> Result<Plan, String> {
         let packed_first = buffers.len();
         buffers.extend(packed.iter().map(|tensor| Content::Bytes(tensor.as_bytes().to_vec())));
         for launch in steps {
-            check_launch(&case.name, &launch)?;
+            check_launch(&case.name, &launch, mode)?;
             let operands = launch.operands.iter().map(|operand| match *operand {
                 Operand::Read(at) => of_value[&node.inputs[at as usize].0],
                 Operand::Write(at) => of_value[&node.outputs[at as usize].0],
@@ -248,12 +255,12 @@ fn plan(case: &Case, mode: Mode, lower: &LowerFn) -> Result<Plan, String> {
     Ok(Plan { buffers, launches, outputs })
 }
 
-fn check_launch(name: &str, launch: &Launch) -> Result<(), String> {
+fn check_launch(name: &str, launch: &Launch, mode: Mode) -> Result<(), String> {
     let threads: u64 = launch.block.iter().map(|&extent| u64::from(extent)).product();
     let is_grid_legal = launch.grid[0] >= 1
         && launch.grid[0] <= i32::MAX as u32
         && launch.grid[1..].iter().all(|&extent| (1..=65535).contains(&extent));
-    if !(1..=1024).contains(&threads) || !is_grid_legal || launch.shared_bytes > 48 << 10 {
+    if !(1..=1024).contains(&threads) || !is_grid_legal || launch.shared_bytes > mode.shared_bytes_max {
         return Err(format!(
             "{name}: launch of grid {:?}, block {:?}, {} shared bytes",
             launch.grid, launch.block, launch.shared_bytes
