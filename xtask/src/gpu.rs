@@ -4,14 +4,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
 use precast::{
     FloatPrecision, Graph, Model, Numerics, PassOptions, Program, Runner, RunnerOptions, Tensor, relative_error,
 };
+use precast_cpu::{CpuDevice, CpuTarget, Isa};
 use precast_driver::{Compiler, DeviceBuffer, Library, Vendor};
 use precast_gpu::{GpuDevice, GpuTarget, KernelCompiler, MemoryKernels};
+use precast_ir::ValueId;
 use precast_program::{Bucket, Device, DeviceContext, LoadedProgram, MemoryStore, Target};
+use precast_tensor::DType;
 use serde::Serialize;
 use serde_json::json;
 
@@ -59,6 +62,9 @@ pub struct GpuArguments {
     /// List the slowest steps.
     #[arg(long)]
     per_step: bool,
+    /// Where a model differs, list the first values that do.
+    #[arg(long)]
+    bisect: bool,
 }
 
 /// How one model did at one batch.
@@ -240,6 +246,9 @@ fn try_model(
         let tolerance =
             if floats == FloatPrecision::F32 { entry.tolerance().max(TOLERANCE_F32) } else { TOLERANCE_F16 };
         row.ok = error <= tolerance;
+        if arguments.bisect && !row.ok {
+            row.reason = Some(first_differences(rig, &target, &graph, &tensors, tolerance)?);
+        }
     }
     if !arguments.no_speed {
         time(rig, &program, &*loaded, &tensors, &mut row)?;
@@ -248,6 +257,58 @@ fn try_model(
         row.slowest = slowest_steps(rig, &program, &*loaded, &tensors)?;
     }
     Ok(row)
+}
+
+/// The first values of a graph that differ from the CPU's by more than they may.
+fn first_differences(
+    rig: &Rig,
+    target: &GpuTarget,
+    graph: &Graph,
+    tensors: &[Tensor],
+    tolerance: f64,
+) -> Result<String> {
+    const LISTED: usize = 12;
+    let cpu = CpuTarget::new(Isa::detect(), 1, PassOptions::default());
+    let mut open = target.fuse(graph)?;
+    let values: Vec<(ValueId, String)> = open
+        .nodes()
+        .iter()
+        .filter(|node| open.ty(node.outputs[0]).dtype == DType::F32)
+        .map(|node| (node.outputs[0], format!("{} {} {}", node.op.name(), open.ty(node.outputs[0]), node.provenance)))
+        .collect();
+    for (at, (value, _)) in values.iter().enumerate() {
+        open.add_output(format!("value{at}"), *value);
+    }
+    let store = MemoryStore::default();
+    let run = |program: Program, device: &dyn Device| -> Result<Vec<Vec<u8>>> {
+        let program = Arc::new(program);
+        let loaded = device.load(&program, &store)?;
+        let bytes: Vec<&[u8]> = tensors.iter().map(Tensor::as_bytes).collect();
+        let mut outputs: Vec<Vec<u8>> = program.outputs.iter().map(|port| vec![0xff; port.bytes as usize]).collect();
+        let mut slices: Vec<&mut [u8]> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
+        device.context(program.arena_bytes).run(&*loaded, &bytes, &mut slices)?;
+        Ok(outputs)
+    };
+    let expected = run(cpu.compile_optimised(&open, &Bucket::default(), &store)?, &CpuDevice::new(1))?;
+    let narrow = target.narrow(&open)?;
+    let program = target.compile_optimised(&narrow, &Bucket::default(), &store)?;
+    let found = run(program, &rig.device)?;
+    let own = graph.outputs().len();
+    let mut text = String::new();
+    let floats = |bytes: &[u8]| -> Vec<f64> {
+        bytes.chunks_exact(4).map(|word| f64::from(f32::from_le_bytes([word[0], word[1], word[2], word[3]]))).collect()
+    };
+    let mut count = 0;
+    for (at, (_, name)) in values.iter().enumerate() {
+        let (found, expected) = (floats(&found[own + at]), floats(&expected[own + at]));
+        let error = relative_error(&found, &expected);
+        if !(error <= tolerance) && count < LISTED {
+            let most = expected.iter().fold(0f64, |most, value| most.max(value.abs()));
+            text.push_str(&format!("value {at} of {}: {error:.1e} (up to {most:.1e}) {name}\n", values.len()));
+            count += 1;
+        }
+    }
+    Ok(text)
 }
 
 /// The largest relative error over ordinary and replayed runs, with outputs poisoned before each.

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use precast_ir::graph::GraphError;
 use precast_ir::{Graph, Node};
 use precast_passes::{
-    CANONICAL, FUSED, FloatPrecision, PassError, PassOptions, PassReport, narrow_floats, run_passes_with,
+    CANONICAL, FUSED, FloatPrecision, Numerics, PassError, PassOptions, PassReport, narrow_floats, run_passes,
+    run_passes_with,
 };
 use precast_program::{
     ArtifactStore, Bucket, CompileError, ConstantRef, Place, Program, ProgramBuilder, Slot, Step, StepDraft, StepRead,
@@ -64,6 +65,23 @@ impl GpuTarget {
     /// What it compiles for.
     pub fn arch(&self) -> &Arch {
         &self.arch
+    }
+
+    /// The Graph in fused form, with values as wide as the model has them.
+    pub fn fuse(&self, graph: &Graph) -> Result<Graph, PassError> {
+        let numerics = Numerics { floats: FloatPrecision::F32, ..self.options.numerics.clone() };
+        let mut options = PassOptions { numerics, ..self.options.clone() };
+        options.disabled.extend(FOREIGN_PASSES.map(str::to_string));
+        run_passes(&run_passes(graph, CANONICAL, &options)?, FUSED, &options)
+    }
+
+    /// A Graph in fused form with values as wide as the options say.
+    pub fn narrow(&self, fused: &Graph) -> Result<Graph, PassError> {
+        let failed = |error: GraphError| PassError { pass: "narrow_floats", reason: error.to_string() };
+        match self.options.numerics.floats {
+            FloatPrecision::F32 => Ok(fused.clone()),
+            FloatPrecision::F16 => narrow_floats(fused, DType::F16).map_err(failed),
+        }
     }
 
     fn draft(&self, graph: &Graph, node: &Node, layouts: &Layouts) -> Result<(StepDraft, Draft), CompileError> {
@@ -192,12 +210,7 @@ impl Target for GpuTarget {
         let mut options = self.options.clone();
         options.disabled.extend(FOREIGN_PASSES.map(str::to_string));
         let canonical = run_passes_with(graph, CANONICAL, &options, report)?;
-        let fused = run_passes_with(&canonical, FUSED, &options, report)?;
-        let failed = |error: GraphError| PassError { pass: "narrow_floats", reason: error.to_string() };
-        match options.numerics.floats {
-            FloatPrecision::F32 => Ok(fused),
-            FloatPrecision::F16 => narrow_floats(&fused, DType::F16).map_err(failed),
-        }
+        self.narrow(&run_passes_with(&canonical, FUSED, &options, report)?)
     }
 
     fn compile_optimised(
