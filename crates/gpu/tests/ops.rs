@@ -5,6 +5,8 @@ mod host;
 
 #[path = "ops/elementwise.rs"]
 mod elementwise;
+#[path = "ops/fused.rs"]
+mod fused;
 #[path = "ops/index.rs"]
 mod index;
 #[path = "ops/layout.rs"]
