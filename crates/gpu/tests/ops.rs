@@ -3,6 +3,8 @@
 
 mod host;
 
+#[path = "ops/batch.rs"]
+mod batch;
 #[path = "ops/elementwise.rs"]
 mod elementwise;
 #[path = "ops/fused.rs"]

@@ -139,6 +139,11 @@ pub fn check_none(case: &Case) {
     assert!(lower(&site).unwrap().is_none(), "{}", case.name);
 }
 
+/// Texts of the launches of a case.
+pub fn texts(case: &Case) -> Vec<String> {
+    plan(case, PLAIN).unwrap().launches.into_iter().map(|(launch, _)| launch.text).collect()
+}
+
 /// Launches of the nodes of a case.
 pub fn launch_count(case: &Case) -> usize {
     plan(case, PLAIN).unwrap().launches.len()
