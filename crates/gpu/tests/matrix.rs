@@ -374,3 +374,26 @@ fn attentions_read_the_parts_of_a_projection() {
     check(&cases, INDIRECT);
     check(&cases, WIDE);
 }
+
+/// The texts of a case by its tactic of this name.
+fn texts(case: &Case, name: &str) -> Vec<String> {
+    let arch = Arch { shared_bytes_max: LARGE.shared_bytes_max, ..host::arch(32) };
+    let node = case.graph.nodes().last().expect("a case has a node");
+    let site = precast_gpu::site::Site { graph: &case.graph, node, arch: &arch, layouts: &case.layouts };
+    let tactic = candidates(&site).into_iter().find(|tactic| tactic.name() == name).expect("the tactic is there");
+    let lowered = lower_with(&site, &tactic).expect("the tactic has kernels");
+    lowered.launches.into_iter().map(|launch| launch.text).collect()
+}
+
+#[test]
+fn buckets_share_their_kernels() {
+    let rows = |m: usize| product(DType::F16, [m, 64, 256], false, false);
+    let images = |n: usize| {
+        let (x, filter) = (random(DType::F16, &[n, 16, 6, 6], 1), random(DType::F16, &[32, 16, 3, 3], 2));
+        constant_conv(conv(1, [1, 1], 1, 1, 2), &x, filter, None).channels_last()
+    };
+    for name in ["mma.64x64x64", "mma.32x32x64k4.cluster2", "mma.64x32x64k2.split2"] {
+        assert_eq!(texts(&rows(40), name), texts(&rows(130), name));
+        assert_eq!(texts(&images(1), name), texts(&images(7), name));
+    }
+}

@@ -1,9 +1,14 @@
 //! Kernels of every family, run on the host and compared with reference evaluation.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod host;
 
+#[path = "ops/batch.rs"]
+mod batch;
 #[path = "ops/elementwise.rs"]
 mod elementwise;
+#[path = "ops/fused.rs"]
+mod fused;
 #[path = "ops/index.rs"]
 mod index;
 #[path = "ops/layout.rs"]
@@ -18,3 +23,42 @@ mod reduce;
 mod sequence;
 #[path = "ops/window.rs"]
 mod window;
+
+use host::{Content, PLAIN, Plan, run_plans};
+use precast_gpu::kernel::Launch;
+use precast_tensor::DType;
+
+/// A kernel that does `action` with `x`, an operand of 4 bytes, and `y`, a result of 4 bytes.
+fn run_action(action: &str) -> Result<Vec<f64>, String> {
+    let text = format!(
+        "KERNEL(act, 64, Arg<i32, 0> x_arg, Arg<i32, 1> y_arg) {{ i32 *x = x_arg.get(), *y = y_arg.get(); {action} }}"
+    );
+    let launch = Launch {
+        entry: "act".to_string(),
+        text,
+        grid: [1, 1, 1],
+        block: [64, 1, 1],
+        shared_bytes: 0,
+        operands: Vec::new(),
+        scalars: Vec::new(),
+    };
+    let plan = Plan {
+        name: "action".to_string(),
+        buffers: vec![Content::Bytes(vec![7, 0, 0, 0]), Content::Unset(4)],
+        launches: vec![(launch, vec![0, 1])],
+        outputs: vec![(1, DType::I32, vec![1], false)],
+    };
+    Ok(run_plans(&[plan], PLAIN)?[0][0].to_f64_vec())
+}
+
+#[test]
+fn the_harness_finds_what_kernels_do_wrong() {
+    assert_eq!(run_action("if (threadIdx.x == 0) y[0] = x[0];"), Ok(vec![7.0]));
+    assert_eq!(run_action(""), Ok(vec![-1.0]));
+    let message = |action: &str| run_action(action).unwrap_err();
+    assert!(message("y[1] = 0;").contains("buffer 1 of 4 bytes has been written at 4"));
+    assert!(message("y[-1] = 0;").contains("has been written at -4"));
+    assert!(message("x[0] = 0;").contains("operand 0 has been written"));
+    assert!(message("if (threadIdx.x < 8) sync_block(); else sync_warp();").contains("wait at different barriers"));
+    assert!(message("y[0] = missing;").contains("missing"));
+}

@@ -3,9 +3,11 @@
 //! integers, running sums, coordinates, quantisation, random numbers) stay in f32, with casts around them.
 
 use precast_ir::graph::{GraphError, Provenance};
-use precast_ir::op::{Cast, Fused};
+use precast_ir::op::{Cast, Fused, ReduceFn};
 use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::{DType, Tensor, Type};
+
+use crate::fuse_pointwise::is_pointwise;
 
 /// The graph with its f32 values held as `to`.
 pub fn narrow_floats(graph: &Graph, to: DType) -> Result<Graph, GraphError> {
@@ -67,17 +69,21 @@ impl<'a> Narrowing<'a> {
         Ok(value)
     }
 
-    /// Whether a node only moves values of which there is no narrow form yet: one cast of the result is less than one of
-    /// each operand.
-    fn moves_wide(&self, node: &Node) -> bool {
-        let mut floats = node.inputs.iter().filter(|&&input| self.old.ty(input).dtype == DType::F32);
-        let is_wide = |&input: &ValueId| self.narrow[input.0 as usize].is_none() && self.old.constant(input).is_none();
-        matches!(node.op, Op::Concat(_)) && floats.clone().count() > 1 && floats.all(is_wide)
+    /// Whether a node keeps the width of its operands, and of none of them is there a narrow form: what comes from the
+    /// caller or from an op that needs the bits stays wide up to the next product, convolution or norm. Sums that are
+    /// too large for 16 bits are divided before they are stored, and one cast of a result is less than one of each part.
+    fn stays_wide(&self, node: &Node) -> bool {
+        let is_wide = |&input: &ValueId| self.narrow[input.0 as usize].is_none();
+        let mut floats = node
+            .inputs
+            .iter()
+            .filter(|&&input| self.old.ty(input).dtype == DType::F32 && self.old.constant(input).is_none());
+        keeps_width(&node.op) && floats.clone().next().is_some() && floats.all(is_wide)
     }
 
     fn node(&mut self, node: &Node) -> Result<(), GraphError> {
         let touches = node.inputs.iter().chain(&node.outputs).any(|&value| self.old.ty(value).dtype == DType::F32);
-        let is_narrow = touches && is_narrowable(&node.op) && !self.moves_wide(node);
+        let is_narrow = touches && is_narrowable(&node.op) && !self.stays_wide(node);
         let mut inputs = Vec::new();
         for &input in &node.inputs {
             inputs.push(self.value(input, is_narrow)?);
@@ -127,6 +133,20 @@ fn narrowed(tensor: &Tensor, to: DType) -> Result<Tensor, GraphError> {
     Ok(Tensor::from_f64(to, tensor.shape().to_vec(), &elements, true).expect("every f32 has a 16-bit form"))
 }
 
+/// Whether an op computes or moves single elements, or sums them.
+fn keeps_width(op: &Op) -> bool {
+    match op {
+        Op::Fused(fused) => fused.body.nodes().iter().all(|node| is_pointwise(&node.op)),
+        Op::Reduce(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_) | Op::Concat(_) => true,
+        op => is_pointwise(op),
+    }
+}
+
+/// Whether a reduction's result is no larger than what it reduces.
+fn is_bounded(func: ReduceFn) -> bool {
+    matches!(func, ReduceFn::Mean | ReduceFn::Max | ReduceFn::Min | ReduceFn::Any | ReduceFn::All)
+}
+
 /// Whether an op means the same on narrow values but for their rounding.
 fn is_narrowable(op: &Op) -> bool {
     match op {
@@ -136,7 +156,8 @@ fn is_narrowable(op: &Op) -> bool {
         Op::Iota(_) | Op::DimValue(_) | Op::Uniform(_) | Op::Normal(_) | Op::Recurrent(_) => false,
         Op::If(_) | Op::Loop(_) => false,
         Op::Fused(fused) => fused.body.nodes().iter().all(|node| is_narrowable(&node.op)),
-        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Clamp(_) | Op::Reduce(_) => true,
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Clamp(_) => true,
+        Op::Reduce(reduce) => is_bounded(reduce.func),
         Op::Matmul(_) | Op::Conv(_) | Op::ConvTranspose(_) | Op::Pool(_) | Op::Resize(_) | Op::Softmax(_) => true,
         Op::LayerNorm(_) | Op::RmsNorm(_) | Op::GroupNorm(_) | Op::Lrn(_) => true,
         Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) | Op::ScatterElements(_) | Op::ScatterNd(_) => true,
@@ -168,27 +189,42 @@ mod tests {
 
     #[test]
     fn values_between_inputs_and_outputs_are_narrow() {
-        let text = r#"graph "g"(%0 "x": f32[2,3]) {
-  %1 = unary.exp(%0) {alpha=0.0, beta=0.0} : f32[2,3]
-  %2 = unary.neg(%1) {alpha=0.0, beta=0.0} : f32[2,3]
-  return "y" %2
+        let text = r#"graph "g"(%0 "x": f32[2,3], %1 "w": f32[3,3]) {
+  %2 = matmul(%0, %1) {transpose_a=false, transpose_b=false} : f32[2,3]
+  %3 = unary.exp(%2) {alpha=0.0, beta=0.0} : f32[2,3]
+  return "y" %3
 }
 "#;
-        let narrow = check(text, 2);
+        let narrow = check(text, 3);
         let x = Tensor::from_vec([2, 3], vec![0.1_f32, 0.2, 0.3, 0.4, 0.5, 0.6]).unwrap();
-        let y = eval_graph(&narrow, &[x]).unwrap().remove(0).to_f64_vec();
-        assert!((y[0] + 0.1_f64.exp()).abs() < 1e-3);
+        let w = Tensor::from_vec([3, 3], vec![1.0_f32, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]).unwrap();
+        let y = eval_graph(&narrow, &[x, w]).unwrap().remove(0).to_f64_vec();
+        assert!((y[0] - 0.1_f64.exp()).abs() < 1e-3);
+    }
+
+    #[test]
+    fn elements_of_the_caller_stay_wide_up_to_a_product() {
+        let text = r#"graph "g"(%0 "x": f32[2,3], %1 "w": f32[3,3]) {
+  %2 = unary.exp(%0) {alpha=0.0, beta=0.0} : f32[2,3]
+  %3 = concat(%2, %0) {axis=0} : f32[4,3]
+  %4 = matmul(%3, %1) {transpose_a=false, transpose_b=false} : f32[4,3]
+  return "y" %4
+}
+"#;
+        // One for each operand of the product, one for the result.
+        check(text, 3);
     }
 
     #[test]
     fn ops_that_need_the_bits_stay_wide() {
-        let text = r#"graph "g"(%0 "x": f32[2,3]) {
-  %1 = unary.exp(%0) {alpha=0.0, beta=0.0} : f32[2,3]
-  %2 = cast(%1) {to=i64, saturate=true} : i64[2,3]
-  return "y" %2
+        let text = r#"graph "g"(%0 "x": f32[2,3], %1 "w": f32[3,3]) {
+  %2 = matmul(%0, %1) {transpose_a=false, transpose_b=false} : f32[2,3]
+  %3 = reduce.sum(%2) {axes=[1], keep_dims=false} : f32[2]
+  %4 = unary.neg(%3) {alpha=0.0, beta=0.0} : f32[2]
+  return "y" %4
 }
 "#;
-        // One for exp, one back, and the model's own.
+        // Two into the product, one before the sum, which may be larger than 16 bits hold.
         check(text, 3);
     }
 

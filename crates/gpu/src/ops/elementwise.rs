@@ -197,9 +197,7 @@ pub fn vector_width(nest: &Nest, dtypes: &[DType]) -> usize {
         let is_aligned = |operand: usize| {
             inner.strides[operand] == 0 || outer.iter().all(|axis| axis.strides[operand] % width as i64 == 0)
         };
-        width * size <= VECTOR_BYTES
-            && inner.extent % width == 0
-            && (0..inner.strides.len()).all(|operand| is_aligned(operand))
+        width * size <= VECTOR_BYTES && inner.extent % width == 0 && (0..inner.strides.len()).all(is_aligned)
     };
     if !are_runs {
         return 1;

@@ -138,5 +138,9 @@ fn source(site: &Site, body: &Graph, part: ValueId) -> Option<Source> {
     }
     let Node { op: Op::Gather(_), inputs, .. } = node else { return None };
     let (table, indices) = (input(inputs[0])?, input(inputs[1])?);
-    matches!(site.dtype(indices).size_bytes(), 4 | 8).then(|| Source::Table { table, rows: site.shape(table)[0], indices })
+    matches!(site.dtype(indices).size_bytes(), 4 | 8).then(|| Source::Table {
+        table,
+        rows: site.shape(table)[0],
+        indices,
+    })
 }

@@ -97,7 +97,7 @@ pub fn lower_conv_int(site: &Site, op: &ConvInt) -> Option<Lowered> {
             indent(&text)
         );
     }
-    let _ = write!(body, "{text}y[at] = (i32)total;\n");
+    let _ = writeln!(body, "{text}y[at] = (i32)total;");
     let params = vec![
         Param::read(0, "x", memory_type(site.dtype(0))?),
         Param::read(1, "w", memory_type(site.dtype(1))?),

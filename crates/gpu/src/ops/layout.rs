@@ -110,7 +110,8 @@ fn copy_launch(site: &Site, copy: &Copy) -> Launch {
     let mut width = vector_width(&nest, &[dtype]);
     // Words are stored whole, so the result has to be a run; where both begin decides how they are aligned.
     let is_run = nest.axes.last().is_some_and(|axis| axis.strides[1] == 1);
-    if !is_run || !(copy.from_start % width == 0 && copy.to_start % width == 0) {
+    let is_aligned = copy.from_start.is_multiple_of(width) && copy.to_start.is_multiple_of(width);
+    if !is_run || !is_aligned {
         width = 1;
     }
     let index = copy_index(site, copy);

@@ -223,8 +223,10 @@ fn cost(arch: &Arch, size: ProductSize, tile: Tile, splits: usize, split_by: Spl
     let steps = k.div_ceil(bk).div_ceil(splits) as f64;
     let [full, alone] = tile.step_clocks();
     let multiprocessors = f64::from(arch.multiprocessors);
-    let resident =
-        (f64::from(arch.shared_bytes_max) / tile.shared_bytes(size.acc_bytes) as f64).floor().clamp(1.0, 4.0);
+    // Blocks that a multiprocessor has at once: by shared memory, and by registers at some 128 a thread.
+    let by_memory = f64::from(arch.shared_bytes_max) / tile.shared_bytes(size.acc_bytes) as f64;
+    let by_registers = 512.0 / f64::from(tile.threads(arch.warp));
+    let resident = by_memory.min(by_registers).floor().clamp(1.0, 4.0);
     let waves = (blocks / (multiprocessors * resident)).ceil();
     let together = (blocks / multiprocessors).ceil().min(resident);
     // What a multiprocessor brings from the second-level cache a clock, less when all of them ask.

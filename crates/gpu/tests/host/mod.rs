@@ -154,6 +154,11 @@ pub fn check_none(case: &Case) {
     assert!(lower(&site).unwrap().is_none(), "{}", case.name);
 }
 
+/// Texts of the launches of a case.
+pub fn texts(case: &Case) -> Vec<String> {
+    plan(case, PLAIN, &lower).unwrap().launches.into_iter().map(|(launch, _)| launch.text).collect()
+}
+
 /// Launches of the nodes of a case.
 pub fn launch_count(case: &Case) -> usize {
     plan(case, PLAIN, &lower).unwrap().launches.len()
@@ -188,7 +193,7 @@ fn first_difference(case: &Case, outputs: &[Tensor]) -> Option<String> {
 
 /// What a buffer holds before the run.
 #[derive(Clone)]
-enum Content {
+pub enum Content {
     /// These bytes, which no kernel may change.
     Bytes(Vec<u8>),
     /// 0xff bytes, so many.
@@ -196,12 +201,15 @@ enum Content {
 }
 
 /// Everything that one case needs.
-struct Plan {
-    buffers: Vec<Content>,
+pub struct Plan {
+    /// Name in messages.
+    pub name: String,
+    /// Buffers before the run.
+    pub buffers: Vec<Content>,
     /// Launches with the buffers of their operands.
-    launches: Vec<(Launch, Vec<usize>)>,
-    /// Buffers of the graph's outputs, and their Types.
-    outputs: Vec<(usize, DType, Vec<usize>, bool)>,
+    pub launches: Vec<(Launch, Vec<usize>)>,
+    /// Buffers of the graph's outputs, their Types, and whether axis 1 is innermost.
+    pub outputs: Vec<(usize, DType, Vec<usize>, bool)>,
 }
 
 fn plan(case: &Case, mode: Mode, lower: &LowerFn) -> Result<Plan, String> {
@@ -252,7 +260,7 @@ fn plan(case: &Case, mode: Mode, lower: &LowerFn) -> Result<Plan, String> {
         (of_value[&output.value.0], ty.dtype, ty.shape().unwrap(), is_channels_last)
     });
     let outputs = outputs.collect();
-    Ok(Plan { buffers, launches, outputs })
+    Ok(Plan { name: case.name.clone(), buffers, launches, outputs })
 }
 
 fn check_launch(name: &str, launch: &Launch, mode: Mode) -> Result<(), String> {
@@ -272,11 +280,16 @@ fn check_launch(name: &str, launch: &Launch, mode: Mode) -> Result<(), String> {
 /// The outputs of each case, in row-major order.
 pub fn run(cases: &[Case], mode: Mode, lower: &LowerFn) -> Result<Vec<Vec<Tensor>>, String> {
     let plans: Vec<Plan> = cases.iter().map(|case| plan(case, mode, lower)).collect::<Result<_, _>>()?;
+    run_plans(&plans, mode)
+}
+
+/// The outputs of each plan, in row-major order.
+pub fn run_plans(plans: &[Plan], mode: Mode) -> Result<Vec<Vec<Tensor>>, String> {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     std::fs::write(path("host.h"), HOST).unwrap();
     std::fs::write(path("prelude.h"), PRELUDE).unwrap();
-    std::fs::write(path("run.cc"), source(cases, &plans, mode)).unwrap();
+    std::fs::write(path("run.cc"), source(plans, mode)).unwrap();
     let mut bytes = Vec::new();
     for content in plans.iter().flat_map(|plan| &plan.buffers) {
         if let Content::Bytes(content) = content {
@@ -304,7 +317,7 @@ pub fn run(cases: &[Case], mode: Mode, lower: &LowerFn) -> Result<Vec<Vec<Tensor
     let found = std::fs::read(path("out")).unwrap();
     let mut at = 0;
     let mut all = Vec::new();
-    for plan in &plans {
+    for plan in plans {
         let mut outputs = Vec::new();
         for (buffer, dtype, shape, is_channels_last) in &plan.outputs {
             let size = match &plan.buffers[*buffer] {
@@ -331,7 +344,7 @@ fn compile_error(directory: &Path, message: &str) -> String {
     format!("{around}\n{message}")
 }
 
-fn source(cases: &[Case], plans: &[Plan], mode: Mode) -> String {
+fn source(plans: &[Plan], mode: Mode) -> String {
     let indirect = if mode.is_indirect { "~0ull" } else { "0ull" };
     let mut text = format!("#define WARP {}\n#define INDIRECT {indirect}\n#include \"prelude.h\"\n", mode.warp);
     text.push_str(RUNNER);
@@ -346,7 +359,7 @@ fn source(cases: &[Case], plans: &[Plan], mode: Mode) -> String {
         let (entry, body) = (&launch.entry, &launch.text);
         let _ = write!(text, "#define {entry} entry_{next}\nnamespace text_{next} {{\n{body}\n}}\n#undef {entry}\n");
     }
-    for (at, (case, plan)) in cases.iter().zip(plans).enumerate() {
+    for (at, plan) in plans.iter().enumerate() {
         let _ = write!(text, "static void case_{at}() {{\n  std::vector<Buffer> b;\n");
         for content in &plan.buffers {
             let _ = match content {
@@ -369,12 +382,12 @@ fn source(cases: &[Case], plans: &[Plan], mode: Mode) -> String {
                 launch.shared_bytes,
             );
         }
-        let name = case.name.replace(['"', '\\', '\n', '%'], "'");
+        let name = plan.name.replace(['"', '\\', '\n', '%'], "'");
         let outputs: Vec<String> = plan.outputs.iter().map(|(buffer, ..)| buffer.to_string()).collect();
         let _ = write!(text, "  finish(b, {{{}}}, \"{name}\");\n}}\n", outputs.join(", "));
     }
     text.push_str("int main() {\n  in = fopen(\"in\", \"rb\");\n  out = fopen(\"out\", \"wb\");\n");
-    for at in 0..cases.len() {
+    for at in 0..plans.len() {
         let _ = writeln!(text, "  case_{at}();");
     }
     text.push_str("  return fclose(out) || failures;\n}\n");

@@ -165,7 +165,7 @@ fn casts() {
     for from in FLOATS {
         let x = of_values(from, &[floats.len()], &floats);
         for to in FLOATS.into_iter().chain(INTS).chain(narrow).chain([DType::Bool]).filter(|&to| to != from) {
-            cases.push(Case::new(Cast { to, saturate: true }, &[x.clone()]));
+            cases.push(Case::new(Cast { to, saturate: true }, std::slice::from_ref(&x)));
         }
     }
     for from in INTS.into_iter().chain(narrow) {
@@ -176,7 +176,7 @@ fn casts() {
     let large: Vec<i128> =
         (0..63).flat_map(|bit| [(1i128 << bit) + 1, (1 << bit) + (1 << (bit / 2)), -(3 << bit) / 2 - 1]).collect();
     let x = Tensor::from_i128(DType::I64, vec![large.len()], &large).unwrap();
-    cases.extend(FLOATS.map(|to| Case::new(Cast { to, saturate: true }, &[x.clone()])));
+    cases.extend(FLOATS.map(|to| Case::new(Cast { to, saturate: true }, std::slice::from_ref(&x))));
     for to in [DType::F32, DType::F16, DType::I64, DType::U8] {
         cases.push(Case::new(Cast { to, saturate: true }, &[numbers(DType::Bool, &[9], 1, 0.0, 2.0)]));
     }
