@@ -53,13 +53,12 @@ fn lower_node_by_node(site: &Site, body: &Graph) -> Result<Option<Lowered>, Stri
     }
     for node in body.nodes() {
         for &output in &node.outputs {
-            if !places.contains_key(&output.0) {
-                let ty = body.ty(output);
-                let Some(shape) = ty.shape() else { return Ok(None) };
-                let bytes = (shape.iter().product::<usize>() * ty.dtype.size_bytes()) as u64;
-                places.insert(output.0, Operand::Scratch(lowered.scratch_bytes.len() as u32));
+            let Some(shape) = body.ty(output).shape() else { return Ok(None) };
+            let bytes = (shape.iter().product::<usize>() * body.ty(output).dtype.size_bytes()) as u64;
+            places.entry(output.0).or_insert_with(|| {
                 lowered.scratch_bytes.push(bytes.next_multiple_of(ALIGNMENT).max(ALIGNMENT));
-            }
+                Operand::Scratch(lowered.scratch_bytes.len() as u32 - 1)
+            });
         }
         for &input in &node.inputs {
             if let (false, Some(tensor)) = (places.contains_key(&input.0), body.constant(input)) {
