@@ -79,7 +79,7 @@ pub fn round(dtype: DType, value: &str) -> String {
 pub fn float_literal(dtype: DType, x: f64) -> String {
     let is_wide = dtype == DType::F64;
     if x.is_nan() {
-        return "NOT_A_NUMBER".to_string();
+        return if is_wide { "((f64)NOT_A_NUMBER)".to_string() } else { "NOT_A_NUMBER".to_string() };
     }
     let x = if is_wide { x } else { f64::from(x as f32) };
     if x.is_infinite() {

@@ -2,7 +2,10 @@
 
 use std::fmt::Write as _;
 
+use precast_tensor::DType;
+
 use crate::nest::{Nest, memory_order};
+use crate::ops::elementwise::vector_width;
 
 /// Elements that a lane takes before a team grows.
 const ELEMENTS_PER_LANE: usize = 4;
@@ -103,5 +106,22 @@ impl Rows {
         let innermost = memory_order(&own).into_iter().rev().find(|&axis| shape[axis] > 1);
         let is_along = innermost.is_none_or(|axis| axes.contains(&axis));
         Rows { outer: nest(&kept, order), inner: nest(axes, &own), is_along }
+    }
+
+    /// Elements of a word of a row: `runs`, by position, have to be runs in it, and every row has to begin aligned.
+    pub fn width(&self, dtype: DType, runs: &[usize]) -> usize {
+        let Some(inner) = self.inner.axes.last() else { return 1 };
+        if runs.iter().any(|&operand| inner.strides[operand] != 1) {
+            return 1;
+        }
+        let mut width = vector_width(&self.inner, &[dtype]);
+        let is_aligned = |width: usize| {
+            let mut operands = (0..inner.strides.len()).filter(|&operand| inner.strides[operand] == 1);
+            operands.all(|operand| self.outer.axes.iter().all(|axis| axis.strides[operand] % width as i64 == 0))
+        };
+        while width > 1 && !is_aligned(width) {
+            width /= 2;
+        }
+        width
     }
 }

@@ -9,7 +9,7 @@ use precast_tensor::DType;
 use crate::element::{element, float_literal, load, memory_type, value_type};
 use crate::kernel::{Launch, Lowered};
 use crate::nest::{BLOCK, Kernel, Param, axis_indices, broadcast_strides, indent, index_type, offset_sum, signed};
-use crate::ops::elementwise::{split_by, vector_width};
+use crate::ops::elementwise::split_by;
 use crate::site::Site;
 use crate::team::{Rows, Team};
 
@@ -151,7 +151,7 @@ impl RowKernel {
         let order: Vec<usize> = strides[1].iter().map(|&stride| stride as usize).collect();
         let mut rows = Rows::new(shape, axes, &order, strides);
         let length: usize = axes.iter().map(|&axis| shape[axis]).product();
-        let width = row_width(&rows, dtype);
+        let width = rows.width(dtype, &[0, 1]);
         let is_vector = split_by(&mut rows.inner, width);
         debug_assert_eq!(is_vector.len(), count);
         let words = length / width;
@@ -338,24 +338,4 @@ impl RowKernel {
         let kernel = Kernel::new(entry, params).scalar("rows", rows);
         kernel.blocks(rows.div_ceil(self.team.columns()), self.team.threads as u32, &text)
     }
-}
-
-/// Elements of a word of a row: x and y have to be runs in it, and every row has to begin aligned.
-fn row_width(rows: &Rows, dtype: DType) -> usize {
-    let Some(inner) = rows.inner.axes.last() else { return 1 };
-    if inner.strides[0] != 1 || inner.strides[1] != 1 {
-        return 1;
-    }
-    let mut width = vector_width(&rows.inner, &[dtype]);
-    let is_aligned = |width: usize| {
-        let operands = 0..inner.strides.len();
-        operands
-            .into_iter()
-            .filter(|&operand| inner.strides[operand] == 1)
-            .all(|operand| rows.outer.axes.iter().all(|axis| axis.strides[operand] % width as i64 == 0))
-    };
-    while width > 1 && !is_aligned(width) {
-        width /= 2;
-    }
-    width
 }

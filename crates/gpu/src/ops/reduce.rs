@@ -9,6 +9,7 @@ use precast_tensor::DType;
 use crate::element::{element, float_literal, int_literal, is_narrow, load, memory_type, value_type};
 use crate::kernel::{Launch, Lowered};
 use crate::nest::{BLOCK, Kernel, Nest, Param, index_type, signed};
+use crate::ops::elementwise::split_by;
 use crate::site::Site;
 use crate::team::{Rows, Team};
 
@@ -42,28 +43,32 @@ pub fn lower_reduce(site: &Site, op: &Reduce) -> Option<Lowered> {
         return None;
     }
     let out = kept_strides(site, &op.axes, op.keep_dims);
-    let rows = Rows::new(&shape, &op.axes, &order_of(&out), &[signed(&site.strides(0)), signed(&out)]);
+    let mut rows = Rows::new(&shape, &op.axes, &out, &[signed(&site.strides(0)), signed(&out)]);
     let name = format!("reduce.{}", op.func.name());
     if op.func == ReduceFn::LogSumExp {
         return Some(Lowered::one(name, log_sum_exp(site, &rows, length, dtype)?));
     }
     let recipe = recipe(op.func, dtype, length)?;
-    let team = Team::new(length, rows.is_along, BLOCK as usize);
+    let width = rows.width(dtype, &[0]);
+    split_by(&mut rows.inner, width);
+    let words = length / width;
+    let team = Team::new(words, rows.is_along, BLOCK as usize);
     let blocks = rows.outer.count().div_ceil(team.columns());
     let wanted_blocks = 2 * site.arch.multiprocessors.max(1) as usize;
     let index = index_type(&[shape.iter().product()]);
-    let source = Source { param: Param::read(0, "x", memory_type(dtype)?), load: load_number(op.func, dtype), index };
+    let param = Param::read(0, "x", memory_type(dtype)?);
+    let source = Source { param, load: load_number(op.func, dtype), width, index };
     if length < 2 * PART || blocks >= wanted_blocks {
         let target = Target { param: Param::write(0, "y", memory_type(dtype)?), value: element(dtype, &recipe.finish) };
-        return Some(Lowered::one(name, reduce_launch(&rows, length, &team, &recipe, &source, &target, 1)));
+        return Some(Lowered::one(name, reduce_launch(&rows, words, &team, &recipe, &source, &target, 1)));
     }
     let count = rows.outer.count();
     let parts = length.div_ceil(PART).min(PARTS_MAX);
     let partial = Target { param: Param::scratch(0, "y", recipe.ty), value: "total".to_string() };
-    let first = reduce_launch(&rows, length, &team, &recipe, &source, &partial, parts);
+    let first = reduce_launch(&rows, words, &team, &recipe, &source, &partial, parts);
     // The parts of a result lie `count` apart, in the order of the result.
     let target = Target { param: Param::write(0, "y", memory_type(dtype)?), value: element(dtype, &recipe.finish) };
-    let source = Source { param: Param::scratch(0, "x", recipe.ty), load: "x[at]".to_string(), index };
+    let source = Source { param: Param::scratch(0, "x", recipe.ty), load: ELEMENT.to_string(), width: 1, index };
     let out_extents: Vec<usize> = rows.outer.axes.iter().map(|axis| axis.extent).collect();
     let mut numbered = rows.outer.clone();
     let mut stride = 1;
@@ -107,14 +112,12 @@ fn kept_strides(site: &Site, axes: &[usize], keep_dims: bool) -> Vec<usize> {
     strides.collect()
 }
 
-fn order_of(strides: &[usize]) -> Vec<usize> {
-    strides.to_vec()
-}
-
 struct Source {
     param: Param,
-    /// The value of an element, of `x` and `at`.
+    /// The value of `ELEMENT`.
     load: String,
+    /// Elements that are read at once.
+    width: usize,
     index: &'static str,
 }
 
@@ -123,10 +126,13 @@ struct Target {
     value: String,
 }
 
-/// The launch that reduces rows, each cut in `parts`; parts lie one result apart.
+/// An element in memory, as recipes name it.
+const ELEMENT: &str = "x[at]";
+
+/// The launch that reduces rows of `words` words, each cut in `parts`; parts lie one result apart.
 fn reduce_launch(
     rows: &Rows,
-    length: usize,
+    words: usize,
     team: &Team,
     recipe: &Recipe,
     source: &Source,
@@ -135,24 +141,30 @@ fn reduce_launch(
 ) -> Launch {
     let index = source.index;
     let Recipe { ty, start, step, .. } = recipe;
-    let part = length.div_ceil(parts);
+    let part = words.div_ceil(parts);
     let mut body = rows.outer.indices("i", "row", index);
     let _ = writeln!(body, "const {index} from = {};", rows.outer.offset("i", 0, index));
     let _ = writeln!(body, "{ty} total = {start};");
     let (begin, end) = if parts == 1 {
-        ("lane".to_string(), format!("{length}u"))
+        ("lane".to_string(), format!("{words}u"))
     } else {
         let _ = writeln!(body, "const {index} begin = ({index})blockIdx.y * {part}u;");
-        let _ = writeln!(body, "const {index} end = begin + {part}u < {length}u ? begin + {part}u : {length}u;");
+        let _ = writeln!(body, "const {index} end = begin + {part}u < {words}u ? begin + {part}u : {words}u;");
         ("begin + lane".to_string(), "end".to_string())
     };
-    let mut inner = rows.inner.indices("j", "element", index);
+    let mut inner = rows.inner.indices("j", "word", index);
     let _ = writeln!(inner, "const {index} at = from + {};", rows.inner.offset("j", 0, index));
-    let _ = writeln!(inner, "const auto v = {};", source.load);
-    let _ = writeln!(inner, "total = {step};");
+    let _ = match source.width {
+        1 => writeln!(inner, "const auto v = {};\ntotal = {step};", source.load),
+        width => writeln!(
+            inner,
+            "const auto read = load_vec<{width}>(x + at);\nUNROLL\nfor (int k = 0; k < {width}; k++) {{\n    const auto v = {};\n    total = {step};\n}}",
+            source.load.replace(ELEMENT, "read.at[k]")
+        ),
+    };
     let _ = write!(
         body,
-        "if (is_row)\n    for ({index} element = {begin}; element < {end}; element += {}u) {{\n{}    }}\n",
+        "if (is_row)\n    for ({index} word = {begin}; word < {end}; word += {}u) {{\n{}    }}\n",
         team.lanes,
         crate::nest::indent(&crate::nest::indent(&inner))
     );
@@ -174,7 +186,7 @@ fn reduce_launch(
 
 /// An element as the number that a function works on.
 fn load_number(func: ReduceFn, dtype: DType) -> String {
-    let value = load(dtype, "x[at]");
+    let value = load(dtype, ELEMENT);
     let is_real = matches!(func, ReduceFn::L2 | ReduceFn::LogSum | ReduceFn::LogSumExp);
     if is_real && !dtype.is_float() { format!("(f64){value}") } else { value }
 }
@@ -308,7 +320,7 @@ pub fn lower_arg_reduce(site: &Site, op: &ArgReduce) -> Option<Lowered> {
         return None;
     }
     let out = kept_strides(site, &[op.axis], op.keep_dims);
-    let rows = Rows::new(&shape, &[op.axis], &order_of(&out), &[signed(&site.strides(0)), signed(&out)]);
+    let rows = Rows::new(&shape, &[op.axis], &out, &[signed(&site.strides(0)), signed(&out)]);
     let team = Team::new(length, rows.is_along, BLOCK as usize);
     let index = index_type(&[shape.iter().product()]);
     // NaN is the largest and equals itself. A place beyond the axis stands for no element.

@@ -4,7 +4,7 @@ use precast_ir::Graph;
 use precast_ir::op::{Binary, BinaryFn, Cast, Clamp, Compare, CompareFn, Op, Select, Unary, UnaryFn};
 use precast_tensor::{DType, Tensor};
 
-use crate::host::{Case, INDIRECT, PLAIN, WIDE, check, numbers, of_values};
+use crate::host::{Case, INDIRECT, PLAIN, WIDE, check, numbers, of_values, texts};
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::F64];
 const INTS: [DType; 8] = [DType::I8, DType::U8, DType::I16, DType::U16, DType::I32, DType::U32, DType::I64, DType::U64];
@@ -266,11 +266,20 @@ fn fused_bodies() {
 
 #[test]
 fn a_constant_of_one_element_is_part_of_the_text() {
-    let mut graph = Graph::new("");
-    let input = numbers(DType::F16, &[3, 16], 1, -2.0, 2.0);
-    let x = graph.add_input("", input.type_());
-    let scale = graph.add_constant(of_values(DType::F16, &[1, 1], &[0.125]));
-    let y = graph.add(Binary { func: BinaryFn::Mul }, &[x, scale], &Default::default()).unwrap();
-    graph.add_output("", y);
-    check(&[Case::of_graph("scaled", graph, &[input])], PLAIN);
+    let mut cases = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::F64, DType::I64, DType::I8] {
+        let values = if dtype.is_float() { vec![0.125, -0.0, f64::NAN, f64::NEG_INFINITY] } else { vec![3.0, -128.0] };
+        for value in values {
+            let mut graph = Graph::new("");
+            let input = numbers(dtype, &[3, 16], 1, -2.0, 2.0);
+            let x = graph.add_input("", input.type_());
+            let constant = graph.add_constant(of_values(dtype, &[1, 1], &[value]));
+            let y = graph.add(Binary { func: BinaryFn::Max }, &[x, constant], &Default::default()).unwrap();
+            graph.add_output("", y);
+            let case = Case::of_graph("limited", graph, &[input]);
+            assert_eq!(texts(&case)[0].matches("Arg<const").count(), 1);
+            cases.push(case);
+        }
+    }
+    check(&cases, PLAIN);
 }
