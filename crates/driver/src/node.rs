@@ -22,6 +22,31 @@ pub(crate) fn with_parameters<R>(arguments: &[u64], call: impl FnOnce(*mut *mut 
     call(pointers.as_mut_ptr())
 }
 
+/// How CUDA takes a launch with attributes.
+#[repr(C)]
+pub(crate) struct CudaLaunchConfig<'a> {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    pub(crate) stream: Handle,
+    pub(crate) attributes: &'a CudaLaunchAttribute,
+    pub(crate) count: u32,
+}
+
+/// One attribute of it: a number of which, and a union of 64 bytes.
+#[repr(C)]
+pub(crate) struct CudaLaunchAttribute {
+    id: u32,
+    _padding: u32,
+    value: [u64; 8],
+}
+
+impl CudaLaunchAttribute {
+    /// The launch may begin when all blocks of the last one have said so, or ended.
+    pub(crate) const OVERLAPPING: CudaLaunchAttribute =
+        CudaLaunchAttribute { id: 6, _padding: 0, value: [1, 0, 0, 0, 0, 0, 0, 0] };
+}
+
 #[repr(C)]
 struct CudaKernel {
     function: Handle,

@@ -6,9 +6,9 @@ use crate::device::Device;
 use crate::error::{DriverError, NOT_READY};
 use crate::event::Event;
 use crate::module::Function;
-use crate::node::with_parameters;
+use crate::node::{CudaLaunchAttribute, CudaLaunchConfig, with_parameters};
 use crate::staging;
-use crate::table::Handle;
+use crate::table::{Handle, Own};
 use std::fmt;
 use std::ops::Range;
 
@@ -76,6 +76,38 @@ impl Stream {
             // SAFETY: the handles are alive, the driver copies the parameters before it returns, and the caller vouches
             // for their meaning.
             unsafe { (entry.call)(function.handle(), gx, gy, gz, bx, by, bz, shared_bytes, self.raw, parameters, none) }
+        });
+        self.device.check(entry.name, code)
+    }
+
+    /// Queues a kernel that may start before the kernel queued last has ended, where the device can do that. The kernel
+    /// itself waits for the other one before it touches what that one reads or writes. Elsewhere this is `launch`.
+    ///
+    /// # Safety
+    /// As for `launch`; and the kernel must wait before it touches memory that work before it touches.
+    pub unsafe fn launch_overlapping(
+        &self,
+        function: &Function,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: u32,
+        arguments: &[u64],
+    ) -> Result<(), DriverError> {
+        let Own::Cuda(own) = self.device.library().own() else {
+            // SAFETY: the caller's word is that of `launch` and more.
+            return unsafe { self.launch(function, grid, block, shared_bytes, arguments) };
+        };
+        self.device.check_same("launch", "function", function.device())?;
+        self.device.enter()?;
+        let entry = &own.launch_with;
+        let attribute = CudaLaunchAttribute::OVERLAPPING;
+        let stream = self.raw;
+        let config = CudaLaunchConfig { grid, block, shared_bytes, stream, attributes: &attribute, count: 1 };
+        let code = with_parameters(arguments, |parameters| {
+            let config = std::ptr::from_ref(&config).cast();
+            // SAFETY: the handles are alive, the driver copies config and parameters before it returns, and the caller
+            // vouches for their meaning.
+            unsafe { (entry.call)(config, function.handle(), parameters, std::ptr::null_mut()) }
         });
         self.device.check(entry.name, code)
     }

@@ -157,6 +157,7 @@ own_entries! {
             *mut Handle, Handle, *const Handle, usize, *const c_void, Handle => i32;
         exec_set_copy ("cuGraphExecMemcpyNodeSetParams"): Handle, Handle, *const c_void, Handle => i32;
         exec_upload ("cuGraphUpload"): Handle, Handle => i32;
+        launch_with ("cuLaunchKernelEx"): *const c_void, Handle, *mut *mut c_void, *mut *mut c_void => i32;
     }
 }
 

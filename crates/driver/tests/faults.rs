@@ -70,6 +70,11 @@ fn scenario(fake: &Fake, vendor: Vendor) -> Result<(), DriverError> {
         // SAFETY: the buffers live until the stream was waited for.
         unsafe { stream.copy_from_device(&pinned, 0..8, &cell, 0) }?;
         stream.synchronize()?;
+        for value in [6, 7] {
+            // SAFETY: the buffer lives until the stream was waited for, and kernels of one stream run in order here.
+            unsafe { stream.launch_overlapping(&digit, [1; 3], [1; 3], 0, &[cell.address(), value]) }?;
+        }
+        assert_eq!(read_cell(&stream, &cell)?, 12567);
     }
     Ok(())
 }

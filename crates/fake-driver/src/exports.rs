@@ -195,6 +195,14 @@ own_exports! {
         let after = unsafe { nodes(after, count) };
         state.graph_add(call, node, graph, after, Op::Fill { to: fill.to, value: fill.value as u8, bytes: fill.width })
     };
+    cuLaunchKernelEx Vendor::Cuda, (
+        config: &CudaLaunch, function: Handle, parameters: *mut *mut c_void, _extra: *mut *mut c_void
+    ) = |state, call| {
+        let CudaLaunch { grid, block, shared_bytes, stream, .. } = *config;
+        // SAFETY: the caller gives as many parameters as the kernel has.
+        let launch = unsafe { state.prepare(call, function, grid, block, shared_bytes, parameters) }?;
+        state.launch(call, launch, stream)
+    };
     cuGraphUpload Vendor::Cuda, (exec: Handle, stream: Handle) = |state, call| state.exec_upload(call, exec, stream);
 
     hipSetDevice Vendor::Hip, (device: i32) = |state, call| state.device_set(call, device);
@@ -406,6 +414,17 @@ unsafe fn read_kernel(state: &mut State, call: &Call, kernel: *const c_void) -> 
     };
     // SAFETY: a node has as many parameters as its kernel.
     unsafe { state.prepare(call, function, grid, block, shared_bytes, parameters) }
+}
+
+/// A launch with attributes, of which none changes what it means here.
+#[repr(C)]
+pub struct CudaLaunch {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    stream: Handle,
+    _attributes: *const c_void,
+    _count: u32,
 }
 
 /// One end of CUDA's copy of a box.

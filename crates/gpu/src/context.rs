@@ -382,7 +382,14 @@ impl Parts {
         let words: Vec<u64> = words.collect();
         // SAFETY: the words are addresses inside the arena, the constants and this state's table, sized by a Program that
         // was verified, and what they refer to lives as long as the state, which a capture is part of.
-        unsafe { self.stream.launch(&launch.function, launch.grid, launch.block, launch.shared_bytes, &words) }
+        // An overlapping kernel waits before it touches anything but constants.
+        unsafe {
+            let LoadedLaunch { function, grid, block, shared_bytes, is_overlapping, .. } = launch;
+            match is_overlapping {
+                true => self.stream.launch_overlapping(function, *grid, *block, *shared_bytes, &words),
+                false => self.stream.launch(function, *grid, *block, *shared_bytes, &words),
+            }
+        }
     }
 
     /// The address of a buffer, or for the caller's buffers that of their entry in the table.

@@ -95,7 +95,7 @@ impl GpuDevice {
         store: &dyn ArtifactStore,
     ) -> Result<LoadedLaunch, LoadError> {
         let malformed = |reason: String| LoadError::Malformed(format!("kernel {}: {reason}", step.kernel));
-        let StepLaunch { code, entry, grid, block, shared_bytes, operands, scalars } = launch;
+        let StepLaunch { code, entry, grid, block, shared_bytes, operands, scalars, is_overlapping } = launch;
         let code = program.constants.get(code as usize);
         let code = code.ok_or_else(|| malformed("its machine code is no constant of the Program".to_string()))?;
         let module = self.module(code, store)?;
@@ -107,7 +107,7 @@ impl GpuDevice {
             words.push(Word::Buffer(slot));
         }
         words.extend(scalars.into_iter().map(Word::Scalar));
-        Ok(LoadedLaunch { _module: module, function, grid, block, shared_bytes, words })
+        Ok(LoadedLaunch { _module: module, function, grid, block, shared_bytes, words, is_overlapping })
     }
 }
 
@@ -207,6 +207,7 @@ pub(crate) struct LoadedLaunch {
     pub(crate) block: [u32; 3],
     pub(crate) shared_bytes: u32,
     pub(crate) words: Vec<Word>,
+    pub(crate) is_overlapping: bool,
 }
 
 /// A parameter of a kernel.

@@ -238,6 +238,7 @@ impl<'a> Kernel<'a> {
                 Operand::Scratch(_) => writeln!(text, "    {ty} *{name} = arg{at}.get();"),
             };
         }
+        text.push_str("    start_next();\n    wait_for_last();\n");
         text.push_str(&indent(body));
         text.push_str("}\n");
         Launch {

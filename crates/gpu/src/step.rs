@@ -39,6 +39,8 @@ pub struct StepLaunch {
     pub operands: Vec<StepOperand>,
     /// Further parameters.
     pub scalars: Vec<i64>,
+    /// It may start before the launch before it has ended, for which it waits itself.
+    pub is_overlapping: bool,
 }
 
 /// A buffer of a launch, among the slots of its step.

@@ -23,6 +23,9 @@ use crate::lower::lower;
 use crate::site::{Layouts, Site};
 use crate::step::{HOST, StepCode, StepLaunch, StepOperand};
 
+/// A kernel whose text has this waits itself for the launch before it.
+const WAIT: &str = "wait_for_last();";
+
 /// Passes whose results only another target has kernels for.
 const FOREIGN_PASSES: [&str; 1] = ["quantise_weights"];
 
@@ -197,8 +200,9 @@ fn indirect_of(step: &Step, operands: &[StepOperand]) -> Vec<bool> {
 }
 
 fn finish_launch(launch: Launch, code: u32, operands: Vec<StepOperand>) -> StepLaunch {
+    let is_overlapping = launch.text.contains(WAIT);
     let Launch { entry, grid, block, shared_bytes, scalars, .. } = launch;
-    StepLaunch { code, entry, grid, block, shared_bytes, operands, scalars }
+    StepLaunch { code, entry, grid, block, shared_bytes, operands, scalars, is_overlapping }
 }
 
 impl Target for GpuTarget {
