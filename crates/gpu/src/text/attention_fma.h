@@ -19,7 +19,6 @@ DEVICE void bring_rows(f32 *tile, const T *from, int first, int rows, i64 row_st
 
 DEVICE void attend(const T *q, const T *k, const T *v, const M *mask, T *y) {
     SHARED_BYTES(shared);
-    start_next();
     wait_for_last();
     f32 *tile_q = (f32 *)shared, *tile_k = tile_q + BQ * DEPTH_PITCH, *tile_v = tile_k + BKEYS * DEPTH_PITCH;
     f32 *scores = tile_v + BKEYS * WIDTH_V;

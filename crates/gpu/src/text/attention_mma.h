@@ -43,7 +43,6 @@ DEVICE f32 finite(f32 largest) { return largest == -INFINITE ? 0.0f : largest; }
 
 DEVICE void attend(const T *q, const T *k, const T *v, const M *mask, T *y) {
     SHARED_BYTES(shared);
-    start_next();
     wait_for_last();
     T *tile_q = (T *)shared;
     constexpr int Q_TILES = (QUERIES + BQ - 1) / BQ, STEPS = (KEYS + BKEYS - 1) / BKEYS;

@@ -1,7 +1,6 @@
 // A depthwise convolution: one thread computes WIDTH channels of one place.
 template <class E> DEVICE void windows(const T *x, const T *filter, const E &end, i64 rows) {
     constexpr int PLACES = OUT_D * OUT_H * OUT_W;
-    start_next();
     wait_for_last();
     i64 item = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (item >= rows * (N / WIDTH)) return;

@@ -8,7 +8,6 @@ template <int STRIDE, int IN> DEVICE int reached_from(int place, int tap) {
 
 template <class E> DEVICE void gather(const T *x, const T *filter, const E &end, i64 rows) {
     constexpr int PLACES = OUT_D * OUT_H * OUT_W, TAPS = KERNEL_D * KERNEL_H * KERNEL_W;
-    start_next();
     wait_for_last();
     i64 item = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (item >= rows * N) return;

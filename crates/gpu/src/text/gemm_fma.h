@@ -43,7 +43,6 @@ template <int ROWS, bool ALONG_K, template <int> class S> struct Bring {
 template <class E> DEVICE void product_by_elements(const T *a, const T *b, const E &end, i64 rows) {
     SHARED_BYTES(bytes);
     Acc *shared = (Acc *)bytes;
-    start_next();
     wait_for_last();
     u32 row_tiles = (u32)((rows + BM - 1) / BM);
     i64 z = blockIdx.x / row_tiles, row_first = (i64)(blockIdx.x % row_tiles) * BM;

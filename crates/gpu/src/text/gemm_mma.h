@@ -166,7 +166,6 @@ template <class E> DEVICE void finish_tile(const u8 *shared, const E &end, i64 r
 
 template <class E> DEVICE void product_of_tiles(const T *a, const T *b, const E &end, i64 rows) {
     SHARED_BYTES(shared);
-    start_next();
     u32 row_tiles = (u32)((rows + BM - 1) / BM);
     i64 z = blockIdx.x / row_tiles, row = (i64)(blockIdx.x % row_tiles) * BM;
     int split = blockIdx.z, column = blockIdx.y * BN;

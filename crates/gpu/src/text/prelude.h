@@ -159,7 +159,8 @@ DEVICE void atomic_max(i32 *place, i32 x) { atomicMax(place, x); }
 
 // A launch that the driver was told to start before the last one has ended must not touch what that one reads or writes
 // before `wait_for_last`, which every thread that computes calls. Constants may be read before. `start_next` lets the next
-// such launch start. Both do nothing for launches in plain order.
+// such launch start; only short kernels call it, since the blocks of the next launch would take the places of a long
+// one's (ResNet-50 took 383 instead of 312 us when all did). Both do nothing for launches in plain order.
 #if defined(PRECAST_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 DEVICE void start_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEVICE void wait_for_last() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
