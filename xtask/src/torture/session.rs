@@ -27,6 +27,8 @@ const CLIENTS: usize = 16;
 /// Largest batches of small and heavy models.
 const MAX_SMALL: usize = 64;
 const MAX_HEAVY: usize = 8;
+/// Sizes that all clients send at once before the runs, each by two paths.
+const WARM_SIZES: usize = 2;
 /// Runs at least, of small and heavy models and in all.
 const RUNS_SMALL: u64 = 2_000;
 const RUNS_HEAVY: u64 = 50;
@@ -259,20 +261,22 @@ struct Sessions {
     poisoned: Vec<Arc<Form>>,
 }
 
-/// Runs every size once on each Session, and the largest on all contexts at once, so that all memory there will be is there.
+/// Runs every size once on each Session, and the largest requests on all contexts at once, so that all memory there will be
+/// is there: the largest of all fills a Bucket, the next one has the most padded copies.
 fn warm_up(cases: &[Case], sessions: &Sessions) -> Result<()> {
     for form in sessions.all() {
         for case in cases {
             form.session().run(&case.inputs)?;
         }
-        let Some(largest) = cases.last() else { continue };
-        std::thread::scope(|scope| {
-            let runs = || {
-                form.session().run(&largest.inputs).and_then(|_| form.session().submit(largest.inputs.clone())?.wait())
-            };
-            let threads: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(runs)).collect();
-            threads.into_iter().try_for_each(|thread| thread.join().expect("a client panicked").map(drop))
-        })?;
+        for large in cases.iter().rev().take(WARM_SIZES) {
+            std::thread::scope(|scope| {
+                let runs = || {
+                    form.session().run(&large.inputs).and_then(|_| form.session().submit(large.inputs.clone())?.wait())
+                };
+                let threads: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(runs)).collect();
+                threads.into_iter().try_for_each(|thread| thread.join().expect("a client panicked").map(drop))
+            })?;
+        }
     }
     Ok(())
 }
@@ -393,7 +397,7 @@ fn report_of(
     let warm_bytes = tally.warm_bytes.load(Ordering::Relaxed) as i64;
     let grown_bytes = if warm_bytes == 0 { 0 } else { resident_bytes() as i64 - warm_bytes };
     let wrong = tally.wrong.load(Ordering::Relaxed);
-    let warm_runs = sessions.all().count() * (max + 2 * CLIENTS);
+    let warm_runs = sessions.all().count() * (max + WARM_SIZES.min(max) * 2 * CLIENTS);
     let is_counted = tiers.iter().sum::<u64>() == runs + warm_runs as u64;
     let growth_max = GROWTH_BYTES_MAX.max(resident_bytes() as i64 / 32);
     ModelReport {
