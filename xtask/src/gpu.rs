@@ -302,7 +302,7 @@ fn first_differences(
     for (at, (_, name)) in values.iter().enumerate() {
         let (found, expected) = (floats(&found[own + at]), floats(&expected[own + at]));
         let error = relative_error(&found, &expected);
-        if !(error <= tolerance) && count < LISTED {
+        if (error.is_nan() || error > tolerance) && count < LISTED {
             let most = expected.iter().fold(0f64, |most, value| most.max(value.abs()));
             text.push_str(&format!("value {at} of {}: {error:.1e} (up to {most:.1e}) {name}\n", values.len()));
             count += 1;

@@ -61,6 +61,13 @@ pub struct Shared {
     pub numerics: NumericsArgs,
 }
 
+impl Shared {
+    /// The device that the flags name; whether there is such a name was checked when the command began.
+    pub fn device(&self) -> DeviceName {
+        resolve_device(&self.device).unwrap_or_default()
+    }
+}
+
 /// When to use colour.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Color {
@@ -542,12 +549,5 @@ mod tests {
         assert_eq!(parse_shape("sr:"), Ok(("sr".to_string(), Vec::new())));
         assert_eq!(parse_dim("a=b=8"), Ok(("a=b".to_string(), 8)));
         assert!(parse_shape("1x3").is_err() && parse_shape("a:1xx3").is_err() && parse_dim("n=-1").is_err());
-    }
-}
-
-impl Shared {
-    /// The device that the flags name; whether there is such a name was checked when the command began.
-    pub fn device(&self) -> DeviceName {
-        resolve_device(&self.device).unwrap_or_default()
     }
 }

@@ -26,6 +26,10 @@ use crate::step::{HOST, StepCode, StepLaunch, StepOperand};
 /// A kernel whose text has this waits itself for the launch before it.
 const WAIT: &str = "wait_for_last();";
 
+/// Launches of more blocks for each multiprocessor begin in order: their start is a small part of them, and blocks that wait
+/// would take the places of blocks that work.
+const OVERLAPPING_WAVES: u64 = 4;
+
 /// Passes whose results only another target has kernels for.
 const FOREIGN_PASSES: [&str; 1] = ["quantise_weights"];
 
@@ -146,7 +150,7 @@ impl GpuTarget {
                             texts.push(text);
                             texts.len() as u32 - 1
                         });
-                        launches.push(finish_launch(launch, code, operands));
+                        launches.push(finish_launch(launch, code, operands, self.arch.multiprocessors));
                     }
                     StepCode::Launches(launches)
                 }
@@ -199,8 +203,9 @@ fn indirect_of(step: &Step, operands: &[StepOperand]) -> Vec<bool> {
     operands.iter().map(|operand| slot_of(step, *operand).is_some_and(|slot| is_callers(&slot))).collect()
 }
 
-fn finish_launch(launch: Launch, code: u32, operands: Vec<StepOperand>) -> StepLaunch {
-    let is_overlapping = launch.text.contains(WAIT);
+fn finish_launch(launch: Launch, code: u32, operands: Vec<StepOperand>, multiprocessors: u32) -> StepLaunch {
+    let blocks = launch.grid.iter().map(|&blocks| u64::from(blocks)).product::<u64>();
+    let is_overlapping = launch.text.contains(WAIT) && blocks <= OVERLAPPING_WAVES * u64::from(multiprocessors);
     let Launch { entry, grid, block, shared_bytes, scalars, .. } = launch;
     StepLaunch { code, entry, grid, block, shared_bytes, operands, scalars, is_overlapping }
 }
