@@ -11,9 +11,9 @@ use precast::{
 };
 use precast_cpu::{CpuDevice, CpuTarget, Isa};
 use precast_driver::{Compiler, DeviceBuffer, Library, Vendor};
-use precast_gpu::{GpuDevice, GpuTarget, KernelCompiler, MemoryKernels};
+use precast_gpu::{GpuDevice, GpuTarget, KernelCompiler, MemoryKernels, tune};
 use precast_ir::ValueId;
-use precast_program::{Bucket, Device, DeviceContext, LoadedProgram, MemoryStore, Target};
+use precast_program::{Bucket, Device, DeviceContext, LoadedProgram, MemoryStore, Target, TuningTable};
 use precast_tensor::DType;
 use serde::Serialize;
 use serde_json::json;
@@ -62,6 +62,9 @@ pub struct GpuArguments {
     /// List the slowest steps.
     #[arg(long)]
     per_step: bool,
+    /// Measure tactics first.
+    #[arg(long)]
+    tune: bool,
     /// Where a model differs, list the first values that do.
     #[arg(long)]
     bisect: bool,
@@ -209,6 +212,15 @@ fn try_model(
     let passes = PassOptions { numerics: Numerics { floats, ..Numerics::default() }, ..PassOptions::default() };
     let kernels = Arc::new(MemoryKernels::default());
     let target = GpuTarget::new(rig.device.arch().clone(), passes, rig.compiler.clone(), kernels.clone());
+    let target = if arguments.tune {
+        let optimised = target.optimise(&graph)?;
+        let begun = Instant::now();
+        let table = tune(&target, &rig.device, &optimised, &TuningTable::default()).map_err(anyhow::Error::msg)?;
+        eprintln!("measured {} problems in {:.1} s", table.len(), begun.elapsed().as_secs_f64());
+        target.with_tuning(table)
+    } else {
+        target
+    };
     let store = MemoryStore::default();
     let begun = Instant::now();
     let program = Arc::new(target.compile(&graph, &Bucket::default(), &store)?);

@@ -2,8 +2,8 @@
 //! again by what it was made from.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use precast_tensor::Digest;
 
@@ -75,7 +75,7 @@ pub fn compile_all(
         }
         Digest::of_bytes(&bytes)
     };
-    let results: Vec<Mutex<Option<Result<Vec<u8>, String>>>> = texts.iter().map(|_| Mutex::new(None)).collect();
+    let results: Vec<OnceLock<Result<Vec<u8>, String>>> = texts.iter().map(|_| OnceLock::new()).collect();
     let next = AtomicUsize::new(0);
     let work = || {
         loop {
@@ -86,7 +86,7 @@ pub fn compile_all(
                 Some(code) => Ok(code),
                 None => compiler.compile(text, &arch.name).inspect(|code| kernels.keep(&key, code)),
             };
-            *results[at].lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(result);
+            results[at].get_or_init(|| result);
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get()).min(texts.len());
@@ -96,9 +96,6 @@ pub fn compile_all(
         }
         work();
     });
-    let taken = |result: Mutex<Option<Result<Vec<u8>, String>>>| {
-        let result = result.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-        result.unwrap_or_else(|| Err("the kernel was not compiled".to_string()))
-    };
-    results.into_iter().map(taken).collect()
+    let not_compiled = || Err("the kernel was not compiled".to_string());
+    results.into_iter().map(|result| result.into_inner().unwrap_or_else(not_compiled)).collect()
 }

@@ -15,9 +15,11 @@ pub mod step;
 pub mod tactics;
 pub mod target;
 pub mod team;
+mod tune;
 
 pub use compile::{KernelCompiler, KernelStore, MemoryKernels};
 pub use context::GpuContext;
 pub use device::{GpuDevice, arch_of};
 pub use kernel::{Arch, Vendor};
 pub use target::GpuTarget;
+pub use tune::tune;

@@ -12,7 +12,7 @@ use precast_passes::{
 };
 use precast_program::{
     ArtifactStore, Bucket, CompileError, ConstantRef, Place, Program, ProgramBuilder, Slot, Step, StepDraft, StepRead,
-    Target, TargetDescription,
+    Target, TargetDescription, TuningTable,
 };
 use precast_tensor::{DType, Tensor, Type};
 
@@ -22,6 +22,8 @@ use crate::layout::choose_layouts;
 use crate::lower::lower;
 use crate::site::{Layouts, Site};
 use crate::step::{HOST, StepCode, StepLaunch, StepOperand};
+use crate::tactics::{candidates, lower_with};
+use crate::tune::problem_of;
 
 /// A kernel whose text has this waits itself for the launch before it.
 const WAIT: &str = "wait_for_last();";
@@ -42,6 +44,8 @@ pub struct GpuTarget {
     kernels: Arc<dyn KernelStore>,
     /// Refuse a node that the GPU has no kernel for, instead of giving it to the host.
     is_strict: bool,
+    /// Measured tactics, which decide where they have an answer.
+    tuning: TuningTable,
 }
 
 /// What a step will be, beside what the Program says of it.
@@ -61,12 +65,17 @@ impl GpuTarget {
         let kind = kind_of(arch.vendor).to_string();
         let features = format!("{}-{}mp-{}", arch.name, arch.multiprocessors, compiler.version());
         let description = TargetDescription { kind, features, threads: 1, numerics: options.numerics.clone() };
-        GpuTarget { arch, description, options, compiler, kernels, is_strict: false }
+        GpuTarget { arch, description, options, compiler, kernels, is_strict: false, tuning: TuningTable::default() }
     }
 
     /// The same target, which refuses nodes that the GPU has no kernel for.
     pub fn strict(self) -> GpuTarget {
         GpuTarget { is_strict: true, ..self }
+    }
+
+    /// The same target with measured tactics.
+    pub fn with_tuning(self, tuning: TuningTable) -> GpuTarget {
+        GpuTarget { tuning, ..self }
     }
 
     /// What it compiles for.
@@ -91,12 +100,62 @@ impl GpuTarget {
         }
     }
 
-    fn draft(&self, graph: &Graph, node: &Node, layouts: &Layouts) -> Result<(StepDraft, Draft), CompileError> {
+    /// Compiles a Graph as it is, with values that lie as told and tactics of a table.
+    pub(crate) fn compile_with(
+        &self,
+        graph: &Graph,
+        layouts: &Layouts,
+        tuning: &TuningTable,
+        bucket: &Bucket,
+        store: &dyn ArtifactStore,
+    ) -> Result<Program, CompileError> {
+        let mut builder = ProgramBuilder::new(graph, store)?;
+        let mut drafts = Vec::new();
+        for node in graph.nodes() {
+            if ProgramBuilder::is_view(&node.op) {
+                builder.add_view(node);
+                continue;
+            }
+            let (step, draft) = self.draft(graph, node, layouts, tuning)?;
+            builder.add_step(node, step)?;
+            drafts.push(draft);
+        }
+        builder.add_outputs(|ty| {
+            let (step, draft) = self.draft_copy(ty)?;
+            drafts.push(draft);
+            Ok(step)
+        })?;
+        let mut program = builder.finish(self.description.to_string(), bucket)?;
+        self.add_code(&mut program, drafts, store)?;
+        Ok(program)
+    }
+
+    /// The kernels of a node: by the measured tactic where there is one, else by the cost model's.
+    fn lower(&self, site: &Site, tuning: &TuningTable) -> Result<Option<Lowered>, String> {
+        if !tuning.is_empty() {
+            let problem = problem_of(site).map_err(|error| error.to_string())?;
+            if let Some(record) = tuning.get(&problem) {
+                let tactic = candidates(site).into_iter().find(|tactic| tactic.name() == record.tactic);
+                if let Some(lowered) = tactic.and_then(|tactic| lower_with(site, &tactic)) {
+                    return Ok(Some(lowered));
+                }
+            }
+        }
+        lower(site)
+    }
+
+    fn draft(
+        &self,
+        graph: &Graph,
+        node: &Node,
+        layouts: &Layouts,
+        tuning: &TuningTable,
+    ) -> Result<(StepDraft, Draft), CompileError> {
         let refuse =
             |reason: String| CompileError::Node { node: node.provenance.to_string(), op: node.op.name(), reason };
         let site = Site { graph, node, arch: &self.arch, layouts };
         let operands = (0..node.inputs.len()).map(StepRead::Operand);
-        let Some(lowered) = lower(&site).map_err(refuse)? else {
+        let Some(lowered) = self.lower(&site, tuning).map_err(refuse)? else {
             if self.is_strict {
                 return Err(refuse(
                     "the GPU has no kernel for it, and a strict compile leaves nothing to the host".into(),
@@ -124,7 +183,7 @@ impl GpuTarget {
         let rank = ty.dims.len();
         let copy = precast_ir::op::Slice { start: vec![0.into(); rank], step: vec![1; rank], size: ty.dims.clone() };
         graph.add(copy, &[x], &Default::default())?;
-        self.draft(&graph, &graph.nodes()[0], &Layouts::default())
+        self.draft(&graph, &graph.nodes()[0], &Layouts::default(), &TuningTable::default())
     }
 
     /// Compiles the kernels, now that it is known which buffers are the caller's, and writes them into the steps.
@@ -228,25 +287,7 @@ impl Target for GpuTarget {
         bucket: &Bucket,
         store: &dyn ArtifactStore,
     ) -> Result<Program, CompileError> {
-        let mut builder = ProgramBuilder::new(graph, store)?;
         let layouts = choose_layouts(graph, &self.arch);
-        let mut drafts = Vec::new();
-        for node in graph.nodes() {
-            if ProgramBuilder::is_view(&node.op) {
-                builder.add_view(node);
-                continue;
-            }
-            let (step, draft) = self.draft(graph, node, &layouts)?;
-            builder.add_step(node, step)?;
-            drafts.push(draft);
-        }
-        builder.add_outputs(|ty| {
-            let (step, draft) = self.draft_copy(ty)?;
-            drafts.push(draft);
-            Ok(step)
-        })?;
-        let mut program = builder.finish(self.description.to_string(), bucket)?;
-        self.add_code(&mut program, drafts, store)?;
-        Ok(program)
+        self.compile_with(graph, &layouts, &self.tuning, bucket, store)
     }
 }

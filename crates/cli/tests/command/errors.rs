@@ -45,7 +45,7 @@ fn each_error_has_its_code_and_names_the_thing() {
         ("run m.onnx --fast-math all --numerics strict", 2, "fast-math gelu,zero,log-exp,pow-sqrt does not"),
         ("run m.onnx --int8 --numerics strict", 2, "int8 weights do not"),
         ("run m.onnx --int8 --bf16", 2, "cannot be used with"),
-        ("run m.onnx --device cuda:0", 2, "this build has not; it has: cpu"),
+        ("run m.onnx --device cuda:99", 5, "cuda"),
         ("run m.onnx --device cpi", 2, "Did you mean 'cpu'?"),
         ("verify m.onnx --against tea-leaves", 2, "reference, onnxruntime or FILE.npz"),
         ("verify m.onnx --rel 1 --atol 1", 2, "cannot be used with"),

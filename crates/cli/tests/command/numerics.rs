@@ -8,7 +8,10 @@ use crate::{Bench, models};
 fn int8_is_shown_and_near_and_never_unasked() {
     let bench = Bench::with_model("m.onnx", &models::wide());
     let compiled = bench.json("compile m.onnx -o p --dim rows=3 --int8 --explain");
-    assert_eq!(compiled["numerics"], json!({ "rounding": "default", "fast_math": "none", "weights": "int8" }));
+    assert_eq!(
+        compiled["numerics"],
+        json!({ "rounding": "default", "fast_math": "none", "floats": "f32", "weights": "int8" })
+    );
     assert_eq!(compiled["explain"][0]["kernel"], json!("gemm_dynamic+act"));
     let text = bench.run("inspect p").stdout;
     assert!(text.contains("+int8 threads=") && text.contains("weights int8\n"), "{text}");

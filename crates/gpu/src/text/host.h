@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <utility>
-#include <vector>
 
 #define SHARED(type, name, count) static thread_local type name[count]
 #define SHARED_BYTES(name) u8 *name = host::dynamic_shared
@@ -24,25 +22,39 @@ enum State { READY, AT_BLOCK, AT_WARP, AT_CLUSTER, DONE };
 constexpr size_t STACK_BYTES = 64 << 10;
 constexpr size_t SLOT_BYTES = 256;
 
+// An asynchronous copy to shared memory, or the end of a group of them. A copy that is not `is_in` writes zeros.
+struct Copy {
+    void *to;
+    const void *from;
+    u32 bytes;
+    bool is_in, is_end;
+};
+
 struct Fiber {
     void *stack_pointer;
     State state;
     // What the thread shows the others of its warp, twice, so that one exchange need not wait for readers of the last.
     alignas(16) u8 slots[2][SLOT_BYTES];
     int turn;
+    // Copies that have not happened, and room for them.
+    Copy *copies;
+    u32 copies_count, copies_max;
 };
+
+constexpr u32 CLUSTER_MAX = 16;
 
 static thread_local u8 *dynamic_shared;
 // Dynamic shared memory of each block that runs, and which of the grid it is.
-static thread_local std::vector<u8 *> cluster_shared;
-static thread_local std::vector<Index3> cluster_blocks;
-static thread_local std::vector<Fiber> fibers;
+static thread_local u8 *cluster_shared[CLUSTER_MAX];
+static thread_local Index3 cluster_blocks[CLUSTER_MAX];
+// Room for so many threads, which grows and is never given back.
+static thread_local u32 fibers_max;
+static thread_local Fiber *fibers;
 static thread_local u8 *stacks;
-static thread_local size_t stacks_count;
 static thread_local void *scheduler;
 static thread_local u32 current;
-static thread_local void (*body)(void *);
-static thread_local void *body_data;
+static thread_local void (*body)(void **);
+static thread_local void **body_args;
 
 // Saves this context's registers on its stack, writes its stack pointer, and continues the other.
 extern "C" void precast_switch(void **from, void *to);
@@ -64,7 +76,7 @@ static void leave(State state) {
 }
 
 static void enter_fiber() {
-    body(body_data);
+    body(body_args);
     leave(DONE);
     abort();
 }
@@ -78,14 +90,16 @@ static void stuck() {
     abort();
 }
 
-// Runs the blocks of a cluster together: `threads` of them all in all, `block_threads` a block.
-static void run_blocks(u32 block_threads) {
-    u32 threads = block_threads * (u32)cluster_blocks.size();
-    fibers.resize(threads);
-    if (stacks_count < threads) {
+// Runs the blocks of a cluster together, `block_threads` threads a block.
+static void run_blocks(u32 block_threads, u32 blocks) {
+    u32 threads = block_threads * blocks;
+    if (fibers_max < threads) {
+        for (u32 thread = 0; thread < fibers_max; thread++) free(fibers[thread].copies);
+        free(fibers);
         free(stacks);
+        fibers = (Fiber *)calloc(threads, sizeof(Fiber));
         stacks = (u8 *)aligned_alloc(4096, threads * STACK_BYTES);
-        stacks_count = threads;
+        fibers_max = threads;
     }
     for (u32 thread = 0; thread < threads; thread++) {
         u64 *top = (u64 *)(stacks + (thread + 1) * STACK_BYTES);
@@ -96,6 +110,7 @@ static void run_blocks(u32 block_threads) {
         fibers[thread].stack_pointer = top;
         fibers[thread].state = READY;
         fibers[thread].turn = 0;
+        fibers[thread].copies_count = 0;
     }
     for (;;) {
         bool has_run = false, is_done = true;
@@ -138,13 +153,13 @@ static void run_blocks(u32 block_threads) {
         }
         if (is_done) return;
         if (at_cluster == threads) {
-            for (Fiber &fiber : fibers) fiber.state = READY;
+            for (u32 thread = 0; thread < threads; thread++) fibers[thread].state = READY;
             is_freed = true;
         }
         if (!is_freed && !has_run) stuck();
         if (!is_freed) {
             bool any = false;
-            for (Fiber &fiber : fibers) any = any || fiber.state == READY;
+            for (u32 thread = 0; thread < threads; thread++) any = any || fibers[thread].state == READY;
             if (!any) stuck();
         }
     }
@@ -166,61 +181,86 @@ template <class T> static int show(const T &x) {
     return turn;
 }
 
-template <class... A, size_t... I> static void call(void (*kernel)(A...), void **args, std::index_sequence<I...>) {
+// Copies happen as late as they may, so that a missing wait shows.
+static void add_copy(const Copy &copy) {
+    Fiber &fiber = fibers[current];
+    if (fiber.copies_count == fiber.copies_max) {
+        fiber.copies_max = fiber.copies_max * 2 + 64;
+        fiber.copies = (Copy *)realloc(fiber.copies, fiber.copies_max * sizeof(Copy));
+    }
+    fiber.copies[fiber.copies_count++] = copy;
+}
+
+// Does the copies of all groups but the last `groups_left`.
+static void finish_copies(u32 groups_left) {
+    Fiber &fiber = fibers[current];
+    u32 groups = 0, at = 0;
+    for (u32 i = 0; i < fiber.copies_count; i++) groups += fiber.copies[i].is_end;
+    for (; groups > groups_left; at++) {
+        const Copy &copy = fiber.copies[at];
+        if (copy.is_end) groups--;
+        else if (copy.is_in) memcpy(copy.to, copy.from, copy.bytes);
+        else memset(copy.to, 0, copy.bytes);
+    }
+    fiber.copies_count -= at;
+    memmove(fiber.copies, fiber.copies + at, fiber.copies_count * sizeof(Copy));
+}
+
+template <int... I> struct Indices {};
+template <int N, int... I> struct IndicesBelow : IndicesBelow<N - 1, N - 1, I...> {};
+template <int... I> struct IndicesBelow<0, I...> {
+    typedef Indices<I...> Type;
+};
+
+template <class... A, int... I> static void call(void (*kernel)(A...), void **args, Indices<I...>) {
     kernel(*(A *)args[I]...);
 }
 
 template <class... A> static void call(void (*kernel)(A...), void **args) {
-    call(kernel, args, std::index_sequence_for<A...>());
+    call(kernel, args, typename IndicesBelow<sizeof...(A)>::Type());
 }
 
 template <class... A> constexpr unsigned count(void (*)(A...)) { return sizeof...(A); }
 
-template <class F> struct Bound {
-    F kernel;
-    void **args;
-};
-
-template <class F>
-static void run(F kernel, Index3 grid, Index3 block, u32 shared_bytes, void **args, bool is_flat, u32 cluster) {
+// Not a template: many kernels are compiled in one text.
+static void run(void (*kernel)(void **), Index3 grid, Index3 block, u32 shared_bytes, void **args, bool is_flat,
+                u32 cluster) {
     gridDim = grid;
     blockDim = block;
     u32 threads = block.x * block.y * block.z;
-    if (cluster > 1 && (grid.z % cluster != 0 || threads % WARP != 0)) stuck();
+    if (cluster > CLUSTER_MAX || (cluster > 1 && (grid.z % cluster != 0 || threads % WARP != 0))) stuck();
     u32 pitch = (shared_bytes + 127) / 128 * 128;
-    std::vector<u8> shared(pitch * cluster + 128);
-    u8 *first = (u8 *)(((u64)shared.data() + 127) / 128 * 128);
-    cluster_shared.resize(cluster);
-    cluster_blocks.resize(cluster);
-    for (u32 rank = 0; rank < cluster; rank++) cluster_shared[rank] = first + rank * pitch;
-    dynamic_shared = first;
-    Bound<F> bound = {kernel, args};
-    body = [](void *data) { call(((Bound<F> *)data)->kernel, ((Bound<F> *)data)->args); };
-    body_data = &bound;
+    u8 *shared = (u8 *)aligned_alloc(128, pitch * cluster + 128);
+    for (u32 rank = 0; rank < cluster; rank++) cluster_shared[rank] = shared + rank * pitch;
+    dynamic_shared = shared;
+    body = kernel;
+    body_args = args;
     for (u32 z = 0; z < grid.z; z += cluster)
         for (u32 y = 0; y < grid.y; y++)
             for (u32 x = 0; x < grid.x; x++) {
                 blockIdx = {x, y, z};
-                memset(first, 0xff, pitch * cluster);
+                memset(shared, 0xff, pitch * cluster);
                 if (!is_flat) {
                     for (u32 rank = 0; rank < cluster; rank++) cluster_blocks[rank] = {x, y, z + rank};
-                    run_blocks(threads);
+                    run_blocks(threads, cluster);
                     continue;
                 }
                 for (u32 thread = 0; thread < threads; thread++) {
                     threadIdx = unflatten(thread);
-                    call(kernel, args);
+                    kernel(args);
                 }
             }
+    free(shared);
 }
 
 } // namespace host
 
-#define HOST_KERNEL(name, is_flat, cluster, ...)                                                                           \
+#define HOST_KERNEL(name, is_flat, cluster, ...)                                                                      \
     static void name(__VA_ARGS__);                                                                                    \
+    static void name##_call(void **args) { host::call(name, args); }                                                  \
     extern "C" const unsigned name##_params = host::count(name);                                                      \
     extern "C" void name##_host(u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 shared, void **args) {            \
-        host::run(name, Index3{gx, gy, gz}, Index3{bx, by, bz}, shared, args, is_flat, cluster);                      \
+        host::run(name##_call, Index3{gx, gy, gz}, Index3{bx, by, bz}, shared, args, is_flat, cluster);               \
     }                                                                                                                 \
     static void name(__VA_ARGS__)
 #define KERNEL(name, threads, ...) HOST_KERNEL(name, false, 1, __VA_ARGS__)

@@ -84,40 +84,15 @@ template <class T> DEVICE const T *in_cluster(const T *place, u32 rank) {
 
 #elif defined(PRECAST_HOST)
 
-// Copies happen as late as they may, so that a missing wait shows.
-struct Copy {
-    void *to;
-    const void *from;
-    int bytes;
-    bool is_in, is_end;
-};
-static thread_local std::vector<std::vector<Copy>> all_copies;
-static std::vector<Copy> &own_copies() {
-    if (all_copies.size() <= host::current) all_copies.resize(host::current + 1);
-    return all_copies[host::current];
-}
-
 template <int BYTES> static void copy_async(void *to, const void *from, bool is_in) {
     if ((u64)to % BYTES != 0 || (is_in && (u64)from % BYTES != 0)) {
         fprintf(stderr, "precast kernel: an asynchronous copy is not aligned\n");
         abort();
     }
-    own_copies().push_back({to, from, BYTES, is_in, false});
+    host::add_copy({to, from, BYTES, is_in, false});
 }
-static void copy_commit() { own_copies().push_back({nullptr, nullptr, 0, false, true}); }
-template <int N> static void copy_wait() {
-    std::vector<Copy> &copies = own_copies();
-    int groups = 0;
-    for (const Copy &copy : copies) groups += copy.is_end;
-    size_t at = 0;
-    for (; groups > N; at++) {
-        const Copy &copy = copies[at];
-        if (copy.is_end) groups--;
-        else if (copy.is_in) memcpy(copy.to, copy.from, copy.bytes);
-        else memset(copy.to, 0, copy.bytes);
-    }
-    copies.erase(copies.begin(), copies.begin() + at);
-}
+static void copy_commit() { host::add_copy({nullptr, nullptr, 0, false, true}); }
+template <int N> static void copy_wait() { host::finish_copies(N); }
 
 static void load_matrices(u32 (&x)[4], const void *row) {
     int turn = host::show((const u16 *)row);

@@ -4,11 +4,12 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::collections::btree_map::Entry;
+use std::fmt::{Display, Write as _};
 use std::path::Path;
 use std::process::Command;
 
-use precast_gpu::kernel::{Arch, HOST, Launch, Lowered, Operand, PRELUDE, Vendor};
+use precast_gpu::kernel::{Arch, HOST, Launch, Lowered, MATRIX, Operand, PRELUDE, Vendor};
 use precast_gpu::lower::lower;
 use precast_gpu::site::{Layouts, Site, dense_strides};
 use precast_ir::op::Fused;
@@ -17,7 +18,11 @@ use precast_tensor::{DType, Tensor};
 use precast_testing::tolerance::Reference;
 
 /// Cases of one C++ file: enough to share the cost of the prelude, few enough to name the one that fails to compile.
-const CASES_PER_FILE: usize = 48;
+const CASES_PER_FILE: usize = 192;
+
+/// -Og is the least time of compiling and running together; compiling is most of it.
+const OPTIONS: &[&str] =
+    &["-std=c++17", "-Og", "-g0", "-w", "-pipe", "-fno-exceptions", "-DPRECAST_HOST", "-o", "run", "run.cc"];
 
 /// Shared memory that every machine gives a block.
 const SHARED_BYTES_MAX: u32 = 48 << 10;
@@ -298,7 +303,7 @@ pub fn run_plans(plans: &[Plan], mode: Mode) -> Result<Vec<Vec<Tensor>>, String>
     }
     std::fs::write(path("in"), bytes).unwrap();
     let compile = Command::new("c++")
-        .args(["-std=c++17", "-O1", "-w", "-DPRECAST_HOST", "-o", "run", "run.cc"])
+        .args(OPTIONS)
         .current_dir(directory.path())
         .output()
         .map_err(|error| format!("c++ does not start: {error}"))?;
@@ -344,54 +349,87 @@ fn compile_error(directory: &Path, message: &str) -> String {
     format!("{around}\n{message}")
 }
 
+/// Numbers of the kernels of a file, by entry and text.
+type Numbers<'a> = BTreeMap<(&'a str, &'a str), usize>;
+
 fn source(plans: &[Plan], mode: Mode) -> String {
     let indirect = if mode.is_indirect { "~0ull" } else { "0ull" };
     let mut text = format!("#define WARP {}\n#define INDIRECT {indirect}\n#include \"prelude.h\"\n", mode.warp);
     text.push_str(RUNNER);
-    let mut names: BTreeMap<(String, String), usize> = BTreeMap::new();
-    for (launch, _) in plans.iter().flat_map(|plan| &plan.launches) {
-        let next = names.len();
-        let key = (launch.entry.clone(), launch.text.clone());
-        if names.contains_key(&key) {
-            continue;
-        }
-        names.insert(key, next);
-        let (entry, body) = (&launch.entry, &launch.text);
-        let _ = write!(text, "#define {entry} entry_{next}\nnamespace text_{next} {{\n{body}\n}}\n#undef {entry}\n");
+    let launches = || plans.iter().flat_map(|plan| &plan.launches);
+    if launches().any(|(launch, _)| launch.text.contains(MATRIX)) {
+        text.push_str(MATRIX);
     }
-    for (at, plan) in plans.iter().enumerate() {
-        let _ = write!(text, "static void case_{at}() {{\n  std::vector<Buffer> b;\n");
-        for content in &plan.buffers {
-            let _ = match content {
-                Content::Bytes(bytes) => writeln!(text, "  b.push_back(read_buffer({}));", bytes.len()),
-                Content::Unset(size) => writeln!(text, "  b.push_back(unset_buffer({size}));"),
-            };
-        }
-        for (launch, operands) in &plan.launches {
-            let number = names[&(launch.entry.clone(), launch.text.clone())];
-            let operands: Vec<String> = operands.iter().map(|operand| format!("b[{operand}].data()")).collect();
-            let scalars: Vec<String> = launch.scalars.iter().map(|scalar| format!("(i64){scalar}ll")).collect();
-            let [gx, gy, gz] = launch.grid;
-            let [bx, by, bz] = launch.block;
+    // Equal texts are compiled once, and what products and attentions share is there once.
+    let mut numbers = Numbers::new();
+    for (launch, _) in launches() {
+        let number = numbers.len();
+        if let Entry::Vacant(vacant) = numbers.entry((&launch.entry, &launch.text)) {
+            vacant.insert(number);
+            let (entry, body) = (&launch.entry, launch.text.replace(MATRIX, ""));
             let _ = write!(
                 text,
-                "  {{ std::vector<u8 *> o = {{{}}}; std::vector<i64> s = {{{}}};\n    launch(text_{number}::entry_{number}_host, \
-                 text_{number}::entry_{number}_params, {gx}, {gy}, {gz}, {bx}, {by}, {bz}, {}, o, s, {at}); }}\n",
-                operands.join(", "),
-                scalars.join(", "),
-                launch.shared_bytes,
+                "#define {entry} entry_{number}\nnamespace text_{number} {{\n{body}\n}}\n#undef {entry}\n"
             );
         }
-        let name = plan.name.replace(['"', '\\', '\n', '%'], "'");
-        let outputs: Vec<String> = plan.outputs.iter().map(|(buffer, ..)| buffer.to_string()).collect();
-        let _ = write!(text, "  finish(b, {{{}}}, \"{name}\");\n}}\n", outputs.join(", "));
+    }
+    for (at, plan) in plans.iter().enumerate() {
+        push_case(&mut text, at, plan, &numbers);
     }
     text.push_str("int main() {\n  in = fopen(\"in\", \"rb\");\n  out = fopen(\"out\", \"wb\");\n");
     for at in 0..plans.len() {
-        let _ = writeln!(text, "  case_{at}();");
+        let _ = writeln!(text, "  run_case(case_{at});");
     }
     text.push_str("  return fclose(out) || failures;\n}\n");
     text
+}
+
+/// The tables of a case, whose texts have these numbers.
+fn push_case(text: &mut String, at: usize, plan: &Plan, numbers: &Numbers) {
+    let mut launches = String::new();
+    for (step, (launch, operands)) in plan.launches.iter().enumerate() {
+        push_table(text, "int", &format!("operands_{at}_{step}"), operands);
+        push_table(text, "i64", &format!("scalars_{at}_{step}"), &launch.scalars);
+        let number = numbers[&(launch.entry.as_str(), launch.text.as_str())];
+        let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+        let _ = writeln!(
+            launches,
+            "  {{text_{number}::entry_{number}_host, &text_{number}::entry_{number}_params, {{{gx}, {gy}, {gz}}}, {{{bx}, {by}, \
+             {bz}}}, {}, operands_{at}_{step}, {}, scalars_{at}_{step}, {}}},",
+            launch.shared_bytes,
+            operands.len(),
+            launch.scalars.len(),
+        );
+    }
+    let sizes: Vec<i64> = plan
+        .buffers
+        .iter()
+        .map(|content| match content {
+            Content::Bytes(bytes) => !(bytes.len() as i64),
+            Content::Unset(size) => *size as i64,
+        })
+        .collect();
+    push_table(text, "i64", &format!("buffers_{at}"), &sizes);
+    let outputs: Vec<usize> = plan.outputs.iter().map(|(buffer, ..)| *buffer).collect();
+    push_table(text, "int", &format!("outputs_{at}"), &outputs);
+    let name = plan.name.replace(['"', '\\', '\n', '%'], "'");
+    let _ = write!(
+        text,
+        "static const Launch launches_{at}[] = {{\n{launches}  {{}}}};\nstatic const Case case_{at} = {{\"{name}\", \
+         buffers_{at}, {}, launches_{at}, {}, outputs_{at}, {}}};\n",
+        sizes.len(),
+        plan.launches.len(),
+        outputs.len(),
+    );
+}
+
+/// An array of numbers; one more than given, since none may be empty.
+fn push_table(text: &mut String, element: &str, name: &str, numbers: &[impl Display]) {
+    let _ = write!(text, "static const {element} {name}[] = {{");
+    for number in numbers {
+        let _ = write!(text, "{number}, ");
+    }
+    text.push_str("0};\n");
 }
 
 /// The part of the C++ file that is the same in all.
@@ -401,62 +439,109 @@ static int failures;
 static const size_t ZONE = 256;
 
 struct Buffer {
-    std::vector<u8> memory, expected;
+    u8 *memory, *expected;
     size_t bytes, first;
-    bool is_operand;
-    u8 *data() { return memory.data() + first; }
+    u8 *data() { return memory + first; }
 };
 
-static Buffer make_buffer(size_t bytes, bool is_operand) {
-    Buffer buffer;
-    buffer.bytes = bytes;
-    buffer.is_operand = is_operand;
-    buffer.memory.assign(bytes + 3 * ZONE, 0xa5);
-    u64 base = (u64)buffer.memory.data();
+static Buffer make_buffer(size_t bytes) {
+    Buffer buffer = {(u8 *)malloc(bytes + 3 * ZONE), nullptr, bytes, 0};
+    memset(buffer.memory, 0xa5, bytes + 3 * ZONE);
+    u64 base = (u64)buffer.memory;
     buffer.first = (base + ZONE + 255) / 256 * 256 - base;
     memset(buffer.data(), 0xff, bytes);
     return buffer;
 }
 
 static Buffer read_buffer(size_t bytes) {
-    Buffer buffer = make_buffer(bytes, true);
+    Buffer buffer = make_buffer(bytes);
     if (fread(buffer.data(), 1, bytes, in) != bytes) abort();
-    buffer.expected.assign(buffer.data(), buffer.data() + bytes);
+    buffer.expected = (u8 *)malloc(bytes + 1);
+    memcpy(buffer.expected, buffer.data(), bytes);
     return buffer;
 }
 
-static Buffer unset_buffer(size_t bytes) { return make_buffer(bytes, false); }
+// What a case launches: operands are numbers of its buffers.
+struct Launch {
+    void (*kernel)(u32, u32, u32, u32, u32, u32, u32, void **);
+    const unsigned *params;
+    u32 grid[3], block[3], shared;
+    const int *operands;
+    u32 operands_count;
+    const i64 *scalars;
+    u32 scalars_count;
+};
 
-static void launch(void (*kernel)(u32, u32, u32, u32, u32, u32, u32, void **), unsigned params, u32 gx, u32 gy, u32 gz,
-                   u32 bx, u32 by, u32 bz, u32 shared, std::vector<u8 *> &operands, std::vector<i64> &scalars, int at) {
-    std::vector<void *> args;
-    std::vector<u8 **> tables;
-    for (u8 *&operand : operands) tables.push_back(&operand);
-    for (size_t i = 0; i < operands.size(); i++)
-        args.push_back(INDIRECT != 0 ? (void *)&tables[i] : (void *)&operands[i]);
-    for (i64 &scalar : scalars) args.push_back(&scalar);
-    if (args.size() != params) {
-        printf("case %d: a launch passes %zu arguments to %u parameters\n", at, args.size(), params);
+static void launch(Buffer *buffers, const Launch &launch, const char *name) {
+    u32 count = launch.operands_count + launch.scalars_count;
+    if (count != *launch.params) {
+        printf("%s: a launch passes %u arguments to %u parameters\n", name, count, *launch.params);
         exit(1);
     }
-    kernel(gx, gy, gz, bx, by, bz, shared, args.data());
+    struct Argument {
+        u8 *pointer;
+        u8 **place;
+        i64 scalar;
+    };
+    Argument *arguments = (Argument *)malloc((count + 1) * sizeof(Argument));
+    void **args = (void **)malloc((count + 1) * sizeof(void *));
+    for (u32 i = 0; i < count; i++) {
+        Argument &argument = arguments[i];
+        if (i >= launch.operands_count) {
+            argument.scalar = launch.scalars[i - launch.operands_count];
+            args[i] = &argument.scalar;
+            continue;
+        }
+        argument.pointer = buffers[launch.operands[i]].data();
+        argument.place = &argument.pointer;
+        args[i] = INDIRECT != 0 ? (void *)&argument.place : (void *)&argument.pointer;
+    }
+    const u32 *grid = launch.grid, *block = launch.block;
+    launch.kernel(grid[0], grid[1], grid[2], block[0], block[1], block[2], launch.shared, args);
+    free(args);
+    free(arguments);
 }
 
-static void finish(std::vector<Buffer> &buffers, std::vector<int> outputs, const char *name) {
-    for (size_t i = 0; i < buffers.size(); i++) {
+static void finish(Buffer *buffers, u32 count, const int *outputs, u32 outputs_count, const char *name) {
+    for (u32 i = 0; i < outputs_count; i++) {
+        Buffer &output = buffers[outputs[i]];
+        fwrite(output.data(), 1, output.bytes, out);
+    }
+    for (u32 i = 0; i < count; i++) {
         Buffer &buffer = buffers[i];
-        bool is_hurt = buffer.is_operand && memcmp(buffer.data(), buffer.expected.data(), buffer.bytes) != 0;
-        if (is_hurt) printf("%s: operand %zu has been written\n", name, i);
-        for (size_t at = 0; at < buffer.memory.size(); at++) {
+        bool is_hurt = buffer.expected && memcmp(buffer.data(), buffer.expected, buffer.bytes) != 0;
+        if (is_hurt) printf("%s: operand %u has been written\n", name, i);
+        for (size_t at = 0; at < buffer.bytes + 3 * ZONE; at++) {
             bool is_inside = at >= buffer.first && at < buffer.first + buffer.bytes;
             if (is_inside || buffer.memory[at] == 0xa5) continue;
-            printf("%s: buffer %zu of %zu bytes has been written at %lld\n", name, i, buffer.bytes, (i64)at - (i64)buffer.first);
+            printf("%s: buffer %u of %zu bytes has been written at %lld\n", name, i, buffer.bytes, (i64)at - (i64)buffer.first);
             is_hurt = true;
             break;
         }
         failures += is_hurt;
+        free(buffer.expected);
+        free(buffer.memory);
     }
-    for (int output : outputs) fwrite(buffers[output].data(), 1, buffers[output].bytes, out);
+}
+
+// What a case is. Sizes of its buffers are inverted where bytes are read.
+struct Case {
+    const char *name;
+    const i64 *buffers;
+    u32 buffers_count;
+    const Launch *launches;
+    u32 launches_count;
+    const int *outputs;
+    u32 outputs_count;
+};
+
+static void run_case(const Case &one) {
+    Buffer *buffers = (Buffer *)malloc((one.buffers_count + 1) * sizeof(Buffer));
+    for (u32 i = 0; i < one.buffers_count; i++)
+        buffers[i] = one.buffers[i] < 0 ? read_buffer(~one.buffers[i]) : make_buffer(one.buffers[i]);
+    for (u32 i = 0; i < one.launches_count; i++) launch(buffers, one.launches[i], one.name);
+    finish(buffers, one.buffers_count, one.outputs, one.outputs_count, one.name);
+    free(buffers);
 }
 "#;
 

@@ -1,10 +1,12 @@
 //! Ops that read and write at computed places.
 
 use precast_ir::Graph;
-use precast_ir::op::{Gather, GatherElements, GatherNd, NonZero, ScatterElements, ScatterFn, ScatterNd, Topk};
+use precast_ir::op::{
+    Concat, Gather, GatherElements, GatherNd, NonZero, Reshape, ScatterElements, ScatterFn, ScatterNd, Topk,
+};
 use precast_tensor::{DType, Dim, Tensor};
 
-use crate::host::{Case, INDIRECT, PLAIN, WIDE, check, check_none, numbers, of_values};
+use crate::host::{Case, INDIRECT, PLAIN, WIDE, check, check_none, launch_count, numbers, of_values, texts};
 
 fn x(dtype: DType, shape: &[usize]) -> Tensor {
     numbers(dtype, shape, 31, 0.0, 3.0)
@@ -61,6 +63,82 @@ fn gathers() {
     check(&cases[..6], INDIRECT);
 }
 
+/// What makes a part of every row of a concatenation.
+enum Part {
+    /// Rows of a table of so many rows, by indices of this type and shape.
+    Table(usize, DType, Vec<usize>),
+    /// An operand.
+    Rows,
+}
+
+/// A concatenation of parts of these shapes, as one fused node.
+fn lookups(name: &str, dtype: DType, axis: usize, parts: &[(Vec<usize>, Part)]) -> Case {
+    let (mut body, mut inputs, mut joined) = (Graph::new(""), Vec::new(), Vec::new());
+    for (at, (shape, part)) in parts.iter().enumerate() {
+        let seed = at as u64 + 1;
+        let Part::Table(rows, index, index_shape) = part else {
+            let x = numbers(dtype, shape, seed, 0.0, 9.0);
+            joined.push(body.add_input("", x.type_()));
+            inputs.push(x);
+            continue;
+        };
+        let width = shape[axis..].iter().product::<usize>();
+        let operands = [numbers(dtype, &[*rows, width], seed, 0.0, 9.0), indices(*index, index_shape, *rows, seed)];
+        let values = [&operands[0], &operands[1]].map(|operand| body.add_input("", operand.type_()));
+        inputs.extend(operands);
+        let mut y = body.add(Gather { axis: 0 }, &values, &Default::default()).unwrap();
+        if body.ty(y).shape().unwrap() != *shape {
+            let shape = shape.iter().map(|&size| Dim::from(size)).collect();
+            y = body.add(Reshape { shape }, &[y], &Default::default()).unwrap();
+        }
+        joined.push(y);
+    }
+    let y = body.add(Concat { axis }, &joined, &Default::default()).unwrap();
+    body.add_output("", y);
+    Case::fused(&format!("{name} of {}", dtype.name()), body, &inputs)
+}
+
+#[test]
+fn lookups_of_a_concatenation_take_one_launch() {
+    use DType::{I32, I64, U32};
+    let table = |rows: usize, index: DType, shape: &[usize]| Part::Table(rows, index, shape.to_vec());
+    let mut cases = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::I64, DType::U8] {
+        let even = [
+            (vec![5, 8], table(10, I64, &[5])),
+            (vec![5, 16], table(3, I32, &[5, 1])),
+            (vec![5, 8], Part::Rows),
+            (vec![5, 24], table(7, U32, &[5])),
+        ];
+        cases.push(lookups("even widths", dtype, 1, &even));
+        let odd = [
+            (vec![6, 3], Part::Rows),
+            (vec![6, 1], table(1, I32, &[6])),
+            (vec![6, 7], table(9, I64, &[6, 1])),
+            (vec![6, 5], table(4, I32, &[2, 3])),
+            (vec![6, 0], table(4, I64, &[6])),
+        ];
+        cases.push(lookups("odd widths", dtype, 1, &odd));
+        let deep = [
+            (vec![2, 3, 2, 6], table(5, I64, &[2, 3])),
+            (vec![2, 3, 1, 6], Part::Rows),
+            (vec![2, 3, 3, 6], table(8, I32, &[6])),
+        ];
+        cases.push(lookups("rows of two axes", dtype, 2, &deep));
+    }
+    for case in &cases {
+        assert!(matches!(&texts(case)[..], [text] if text.contains("gather_concat")), "{}", case.name);
+    }
+    check(&cases, PLAIN);
+    check(&cases[..3], WIDE);
+    check(&cases[..3], INDIRECT);
+    // The addresses of 200 tables and their indices do not fit into the parameters of one kernel.
+    let many: Vec<_> = (0..200).map(|at| (vec![3, 1 + at % 3], table(4, I64, &[3]))).collect();
+    let many = lookups("many tables", DType::F32, 1, &many);
+    assert_eq!(launch_count(&many), 2);
+    check(&[many], PLAIN);
+}
+
 #[test]
 fn scatters() {
     let mut cases = Vec::new();
@@ -110,7 +188,7 @@ fn constant_tuples_that_differ_take_one_pass() {
         let y = graph.add(op, &[values[0], indices, values[1]], &Default::default()).unwrap();
         graph.add_output("", y);
         let case = Case::of_graph("scatter", graph, &inputs);
-        assert_eq!(crate::host::launch_count(&case), launches);
+        assert_eq!(launch_count(&case), launches);
         check(&[case], PLAIN);
     }
 }
