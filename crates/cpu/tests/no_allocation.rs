@@ -71,7 +71,7 @@ fn graph() -> Graph {
   %30 = unary.exp(%29) {{alpha=0.0, beta=0.0}} : f32[5,2,4]
   %31 = constant f32[1,24,4] [{w31}]
   %32 = constant f32[1,24,6] [{w32}]
-  %33, %34, %35 = recurrent.lstm(%30, %31, %32) {{direction=forward, hidden=6, activations=[sigmoid, tanh, tanh], alphas=[0.0, 0.0, 0.0], betas=[0.0, 0.0, 0.0], clip=0.0, input_forget=false, linear_before_reset=false, bias=false, lengths=false, initial_h=false, initial_c=false, peepholes=false}} : f32[5,1,2,6], f32[1,2,6], f32[1,2,6]
+  %33, %34, %35 = recurrent.lstm(%30, %31, %32) {{direction=forward, hidden=6, activations=[sigmoid, tanh, tanh], alphas=[0.0, 0.0, 0.0], betas=[0.0, 0.0, 0.0], clip=0.0, input_forget=false, linear_before_reset=false, rounds_state=false, bias=false, lengths=false, initial_h=false, initial_c=false, peepholes=false}} : f32[5,1,2,6], f32[1,2,6], f32[1,2,6]
   %36 = constant f32[] [0.05]
   %37 = constant u8[] [128]
   %38 = quantize(%26, %36, %37) {{to=u8, axis=0, block=0, saturate=true, precision=f32}} : u8[2,4,16]

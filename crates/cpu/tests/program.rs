@@ -52,7 +52,7 @@ fn graph() -> Graph {
   %35 = constant f32[1,8,5] [{w}]
   %36 = constant f32[1,8,2] [{r}]
   %37 = reshape(%25) {{shape=[2, 2, 5]}} : f32[2,2,5]
-  %38, %39, %40 = recurrent.lstm(%37, %35, %36) {{direction=forward, hidden=2, activations=[sigmoid, tanh, tanh], alphas=[0.0, 0.0, 0.0], betas=[0.0, 0.0, 0.0], clip=0.0, input_forget=false, linear_before_reset=false, bias=false, lengths=false, initial_h=false, initial_c=false, peepholes=false}} : f32[2,1,2,2], f32[1,2,2], f32[1,2,2]
+  %38, %39, %40 = recurrent.lstm(%37, %35, %36) {{direction=forward, hidden=2, activations=[sigmoid, tanh, tanh], alphas=[0.0, 0.0, 0.0], betas=[0.0, 0.0, 0.0], clip=0.0, input_forget=false, linear_before_reset=false, rounds_state=false, bias=false, lengths=false, initial_h=false, initial_c=false, peepholes=false}} : f32[2,1,2,2], f32[1,2,2], f32[1,2,2]
   return "a" %31, "b" %32, "c" %33, "d" %38
 }}
 "#,

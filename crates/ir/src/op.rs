@@ -226,8 +226,10 @@ ops! {
     Sequence:
     /// A whole recurrent layer over time, both directions as ONNX defines them: inputs x [T, B, I], w [D, G*H, I],
     /// r [D, G*H, H], then in this order those that are present: bias [D, 2*G*H], lengths i32 [B], initial h [D, B, H],
-    /// initial c [D, B, H], peepholes [D, 3*H]. Outputs y [T, D, B, H], y_h [D, B, H] and for lstm y_c [D, B, H].
-    Recurrent "recurrent" { func: RecurrentFn, direction: Direction, hidden: usize, activations: Vec<UnaryFn>, alphas: Vec<f64>, betas: Vec<f64>, clip: f64, input_forget: bool, linear_before_reset: bool, bias: bool, lengths: bool, initial_h: bool, initial_c: bool, peepholes: bool }
+    /// initial c [D, B, H], peepholes [D, 3*H]. Outputs y [T, D, B, H], y_h [D, B, H] and for lstm y_c [D, B, H]. With
+    /// `rounds_state`, which only lstm has, h is rounded before each product with r: every row of it to 256 levels that
+    /// span its extremes and 0, which is one of them.
+    Recurrent "recurrent" { func: RecurrentFn, direction: Direction, hidden: usize, activations: Vec<UnaryFn>, alphas: Vec<f64>, betas: Vec<f64>, clip: f64, input_forget: bool, linear_before_reset: bool, rounds_state: bool, bias: bool, lengths: bool, initial_h: bool, initial_c: bool, peepholes: bool }
 
     Index:
     /// Slices of x along `axis` at integer indices; negative ones count from the end.

@@ -17,6 +17,8 @@ pub(crate) const PANEL: usize = 16;
 pub(crate) const DOT: usize = 4;
 /// Rows of A that one unit of work covers, so that they stay in the second cache.
 const UNIT_ROWS: usize = 16 * TILE_ROWS;
+/// Rows that are packed at a time are a multiple of this.
+pub const ROWS_PER_PART: usize = DOT;
 /// Multiplications below which a task is not worth handing over.
 const PRODUCTS_PER_TASK_MIN: usize = 1 << 21;
 
@@ -97,7 +99,27 @@ pub fn pack_constant_b_int(k: usize, n: usize, b: &[u8], is_signed: bool, is_tra
     for panel in 0..n.div_ceil(PANEL) {
         let bytes = &mut panels[panel * panel_bytes..][..panel_bytes];
         let sums = &mut sums[panel * PANEL * 4..][..PANEL * 4];
-        pack_panel(k, n, panel * PANEL, b, is_signed, is_transposed, bytes, sums);
+        let totals = pack_panel(k, n, panel * PANEL, b, is_signed, is_transposed, bytes);
+        write_sums(sums, totals);
+    }
+}
+
+/// Packs some rows of B, `[k, n]` row-major, from row `first` on, into a buffer of `packed_b_int_len` bytes that began as
+/// zeros: for whoever does not want all of B in memory. `first` is a multiple of `ROWS_PER_PART`.
+pub fn pack_rows_b_int(k: usize, n: usize, first: usize, rows: &[u8], is_signed: bool, packed: &mut [u8]) {
+    assert_eq!(packed.len(), packed_b_int_len(k, n), "bytes of the packed B");
+    assert!(first.is_multiple_of(ROWS_PER_PART), "rows from {first} on");
+    let row_count = rows.len() / n.max(1);
+    let (panels, sums) = packed.split_at_mut(sums_offset(k, n));
+    let (start, len) = (first / DOT * PANEL * DOT, panel_bytes(row_count));
+    for panel in 0..n.div_ceil(PANEL) {
+        let bytes = &mut panels[panel * panel_bytes(k) + start..][..len];
+        let sums = &mut sums[panel * PANEL * 4..][..PANEL * 4];
+        let mut totals = pack_panel(row_count, n, panel * PANEL, rows, is_signed, false, bytes);
+        for (total, before) in totals.iter_mut().zip(sums.as_chunks::<4>().0) {
+            *total += i32::from_le_bytes(*before);
+        }
+        write_sums(sums, totals);
     }
 }
 
@@ -123,7 +145,8 @@ pub fn pack_b_int_into(
             let bytes = unsafe { panels.slice(panel * panel_bytes, panel_bytes) };
             // SAFETY: as above.
             let sums = unsafe { sums.slice(panel * PANEL * 4, PANEL * 4) };
-            pack_panel(k, n, panel * PANEL, b, is_signed, is_transposed, bytes, sums);
+            let totals = pack_panel(k, n, panel * PANEL, b, is_signed, is_transposed, bytes);
+            write_sums(sums, totals);
         }
     });
 }
@@ -195,9 +218,7 @@ pub(crate) fn drive(exec: &Exec, gemm: &GemmInt, scratch: &mut [u8], finish: &(i
         scratch
     };
     let column_groups = n.div_ceil(TILE_COLS);
-    let unit_count = m.div_ceil(UNIT_ROWS) * column_groups;
-    let unit_products = m.min(UNIT_ROWS) * n.min(TILE_COLS) * k.max(1);
-    let units_per_task = PRODUCTS_PER_TASK_MIN.div_ceil(unit_products).clamp(1, unit_count);
+    let (unit_count, units_per_task) = units(m, n, k);
     exec.pool().run(unit_count.div_ceil(units_per_task), &|task| {
         for unit in task * units_per_task..((task + 1) * units_per_task).min(unit_count) {
             let first_row = unit / column_groups * UNIT_ROWS;
@@ -205,6 +226,19 @@ pub(crate) fn drive(exec: &Exec, gemm: &GemmInt, scratch: &mut [u8], finish: &(i
             multiply_unit(exec, gemm, a, a_stride, rows, unit % column_groups * TILE_COLS, finish);
         }
     });
+}
+
+/// Whether a product of these sizes is too small to be cut over threads.
+pub fn is_one_task(m: usize, n: usize, k: usize) -> bool {
+    let (unit_count, units_per_task) = units(m, n, k);
+    unit_count <= units_per_task
+}
+
+/// Units of work of a product, and how many of them one task does.
+fn units(m: usize, n: usize, k: usize) -> (usize, usize) {
+    let unit_count = m.div_ceil(UNIT_ROWS) * n.div_ceil(TILE_COLS);
+    let unit_products = m.min(UNIT_ROWS) * n.min(TILE_COLS) * k.max(1);
+    (unit_count, PRODUCTS_PER_TASK_MIN.div_ceil(unit_products.max(1)).clamp(1, unit_count.max(1)))
 }
 
 /// One group of columns of B times some rows of A.
@@ -287,7 +321,7 @@ fn pad_rows(exec: &Exec, k: usize, a: &[u8], is_signed: bool, padded: &mut [u8])
     });
 }
 
-/// Packs the columns from `first` into one panel, with their sums.
+/// Packs the columns from `first` into one panel and gives their sums.
 fn pack_panel(
     k: usize,
     n: usize,
@@ -296,8 +330,7 @@ fn pack_panel(
     is_signed: bool,
     is_transposed: bool,
     panel: &mut [u8],
-    sums: &mut [u8],
-) {
+) -> [i32; PANEL] {
     assert_eq!(b.len(), k * n, "bytes of B");
     let flip = if is_signed { 0 } else { 0x80 };
     let columns = PANEL.min(n - first);
@@ -320,6 +353,10 @@ fn pack_panel(
             *total += dot.iter().map(|&byte| i32::from(byte as i8)).sum::<i32>();
         }
     }
+    totals
+}
+
+fn write_sums(sums: &mut [u8], totals: [i32; PANEL]) {
     for (sum, total) in sums.as_chunks_mut::<4>().0.iter_mut().zip(totals) {
         *sum = total.to_le_bytes();
     }

@@ -173,3 +173,18 @@ fn scaled_products_are_floats_of_the_product() {
         });
     }
 }
+
+#[test]
+fn rows_packed_in_parts_are_packed_all_the_same() {
+    let mut lcg = Lcg::new(11);
+    for (k, n) in [(1, 1), (9, 17), (16, 40), (31, 5)] {
+        let b = lcg.bytes(k * n);
+        for is_signed in [true, false] {
+            let mut packed = vec![0; packed_b_int_len(k, n)];
+            for (part, rows) in b.chunks(2 * ROWS_PER_PART * n).enumerate() {
+                pack_rows_b_int(k, n, part * 2 * ROWS_PER_PART, rows, is_signed, &mut packed);
+            }
+            assert_eq!(packed, pack_b_int(k, n, &b, is_signed, false), "{k}x{n}");
+        }
+    }
+}

@@ -248,6 +248,16 @@ enum Message {
     Stop = 2,
 }
 
+impl Message {
+    fn of(number: usize) -> Message {
+        match number {
+            0 => Message::Empty,
+            1 => Message::Work,
+            _ => Message::Stop,
+        }
+    }
+}
+
 impl Mailbox {
     fn new() -> Mailbox {
         Mailbox { message: AtomicUsize::new(0), is_parked: AtomicBool::new(false), core: AtomicUsize::new(NO_CORE) }
@@ -276,8 +286,8 @@ impl Mailbox {
             }
             self.is_parked.store(false, Ordering::Relaxed);
         }
-        self.message.store(Message::Empty as usize, Ordering::Relaxed);
-        message
+        // What lies there now, which may be newer: a caller that did all tasks itself may have left another message since.
+        Message::of(self.message.swap(Message::Empty as usize, Ordering::AcqRel))
     }
 
     fn spin(&self) -> Message {
@@ -302,11 +312,7 @@ impl Mailbox {
     }
 
     fn look(&self, ordering: Ordering) -> Message {
-        match self.message.load(ordering) {
-            0 => Message::Empty,
-            1 => Message::Work,
-            _ => Message::Stop,
-        }
+        Message::of(self.message.load(ordering))
     }
 }
 

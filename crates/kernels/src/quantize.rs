@@ -237,7 +237,7 @@ multiversion! {
 /// The nearest integer, 0 for NaN; exact for what fits 8 bits, and anything beyond saturates anyway. Faster than
 /// `round_ties_even` where that is a call.
 #[inline(always)]
-fn round_half_even(x: f32) -> f32 {
+pub(crate) fn round_half_even(x: f32) -> f32 {
     /// 1.5 · 2^23.
     const MAGIC: f32 = 12_582_912.0;
     let x = math::clamp(if x.is_nan() { 0.0 } else { x }, -1e6, 1e6);
@@ -246,7 +246,7 @@ fn round_half_even(x: f32) -> f32 {
 
 /// An integer in range; a NaN becomes the lowest.
 #[inline(always)]
-fn saturate(x: f32, low: f32, high: f32) -> i32 {
+pub(crate) fn saturate(x: f32, low: f32, high: f32) -> i32 {
     let x = if x > low { x } else { low };
     let x = if x < high { x } else { high };
     // SAFETY: between -128 and 255 after the comparisons, which a NaN fails.

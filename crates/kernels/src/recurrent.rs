@@ -4,8 +4,11 @@
 //! state with R and applies the gates. Sequences of a batch may have different lengths: a finished one keeps its state
 //! and its later outputs are zeros.
 
+use crate::arena::as_bytes_mut;
 use crate::epilogue::{Activation, Epilogue};
 use crate::gemm::{MatrixA, MatrixB, Packing, gemm, gemm_scratch_len, pack_b_columns, packed_b_len};
+use crate::gemm_dynamic::{GemmDynamic, gemm_dynamic, gemm_dynamic_scratch_len, round_rows};
+use crate::gemm_int::ZeroPoints;
 use crate::isa::{Exec, Isa};
 use crate::math::{clamp, sigmoid, tanh};
 use crate::simd::multiversion;
@@ -60,9 +63,19 @@ pub fn pack_recurrent_gru(isa: Isa, hidden: usize, r: &[f32], packed: &mut [f32]
     pack_recurrent(isa, hidden, second, second_packed);
 }
 
-/// Elements of scratch that `lstm` needs.
+/// Elements of scratch that `lstm` needs with `LstmWeights::Floats`.
 pub fn lstm_scratch_len(isa: Isa, threads: usize, shape: &SequenceShape) -> usize {
     shape.scratch_len(isa, threads, 4, 4)
+}
+
+/// Elements of scratch that `lstm` needs with `LstmWeights::RoundedFloats`.
+pub fn lstm_rounded_scratch_len(isa: Isa, threads: usize, shape: &SequenceShape) -> usize {
+    shape.scratch_len(isa, threads, 4, 5)
+}
+
+/// Elements of scratch that `lstm` needs with `LstmWeights::Bytes`.
+pub fn lstm_bytes_scratch_len(shape: &SequenceShape) -> usize {
+    4 * shape.batch * shape.hidden + gemm_dynamic_scratch_len(shape.batch, shape.hidden).div_ceil(size_of::<f32>())
 }
 
 /// Elements of scratch that `gru` needs.
@@ -127,6 +140,46 @@ impl SequenceShape {
     }
 }
 
+/// The recurrent weights R of an LSTM and how the hidden state is multiplied with them.
+#[derive(Clone, Copy)]
+pub enum LstmWeights<'a> {
+    /// From `pack_recurrent`.
+    Floats(&'a [f32]),
+    /// From `pack_recurrent`; each row of the state is rounded to 256 levels first.
+    RoundedFloats(&'a [f32]),
+    /// Rᵀ [hidden, 4 * hidden] in 8 bits; each row of the state is quantised to u8 by its own extremes.
+    Bytes {
+        /// From `pack_b_int`.
+        packed: &'a [u8],
+        /// Whether the bytes were i8.
+        is_signed: bool,
+        /// A scale a column.
+        scales: &'a [f32],
+        /// A zero point a column.
+        zeros: &'a [i32],
+    },
+}
+
+impl LstmWeights<'_> {
+    /// The products of all gates with the state of every sequence.
+    fn multiply(&self, exec: Exec, shape: &SequenceShape, state: &[f32], gates: &mut [f32], scratch: &mut [f32]) {
+        let (m, n, k) = (shape.batch, 4 * shape.hidden, shape.hidden);
+        match *self {
+            LstmWeights::Floats(weights) => shape.product(exec, state, 4, weights, gates, scratch),
+            LstmWeights::RoundedFloats(weights) => {
+                let (rounded, scratch) = scratch.split_at_mut(m * k);
+                round_rows(exec.isa(), k, state, rounded);
+                shape.product(exec, rounded, 4, weights, gates, scratch);
+            }
+            LstmWeights::Bytes { packed, is_signed, scales, zeros } => {
+                let b_zero = ZeroPoints::Each(zeros);
+                let gemm = GemmDynamic { m, n, k, a: state, packed_b: packed, is_b_signed: is_signed, b_zero, scales };
+                gemm_dynamic(&exec, &gemm, &Epilogue::default(), gates, as_bytes_mut(scratch));
+            }
+        }
+    }
+}
+
 /// How an LSTM differs from the plain one.
 #[derive(Clone, Copy, Default)]
 pub struct LstmOptions<'a> {
@@ -137,12 +190,12 @@ pub struct LstmOptions<'a> {
 }
 
 /// LSTM with sigmoid gates and tanh, gates ordered i, o, f, c. `projected` is X·Wᵀ plus both biases,
-/// [steps, batch, 4 * hidden]; `weights` comes from `pack_recurrent`. `y_h` and `y_c` are the last states.
+/// [steps, batch, 4 * hidden]. `y_h` and `y_c` are the last states.
 pub fn lstm(
     exec: Exec,
     shape: &SequenceShape,
     projected: &[f32],
-    weights: &[f32],
+    weights: &LstmWeights,
     options: &LstmOptions,
     start: &Start,
     mut y: Option<&mut [f32]>,
@@ -159,7 +212,7 @@ pub fn lstm(
     }
     let (gates, scratch) = scratch.split_at_mut(4 * batch * hidden);
     for step in 0..steps {
-        shape.product(exec, y_h, 4, weights, gates, scratch);
+        weights.multiply(exec, shape, y_h, gates, scratch);
         for sequence in 0..batch {
             let Some(position) = shape.position(start, sequence, step) else {
                 continue;

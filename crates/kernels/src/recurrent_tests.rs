@@ -1,10 +1,12 @@
 //! Tests of the recurrent layers against f64 loops written from the ONNX definitions.
 
 use super::*;
+use crate::gemm_int::pack_b_int;
 use crate::test_data::{Lcg, for_each_exec};
 
 const TOLERANCE: f64 = 2e-6;
 
+#[derive(Clone)]
 struct Case {
     shape: SequenceShape,
     initial_h: Vec<f32>,
@@ -95,46 +97,109 @@ fn packed_gru(isa: Isa, hidden: usize, r: &[f32]) -> Vec<f32> {
     packed
 }
 
+/// The next states of one sequence of an LSTM; `h` is what R is multiplied with.
+fn lstm_step(shape: &SequenceShape, x: &[f32], r: &[f32], options: &LstmOptions, h: &[f64], c: &mut [f64]) -> Vec<f64> {
+    let (hidden, clip) = (shape.hidden, f64::from(shape.clip));
+    let limit = |value: f64| value.clamp(-clip, clip);
+    let entry = |gate: usize, lane: usize| f64::from(x[gate * hidden + lane]) + dot(r, gate * hidden + lane, h);
+    let peep = |gate: usize, lane: usize, cell: f64| {
+        options.peepholes.map_or(0.0, |weights| f64::from(weights[gate * hidden + lane]) * cell)
+    };
+    let next = |lane: usize| {
+        let i = logistic(limit(entry(0, lane) + peep(0, lane, c[lane])));
+        let f = logistic(limit(entry(2, lane) + peep(2, lane, c[lane])));
+        let f = if options.couples_input_forget { 1.0 - i } else { f };
+        c[lane] = f * c[lane] + i * limit(entry(3, lane)).tanh();
+        let o = logistic(limit(entry(1, lane) + peep(1, lane, c[lane])));
+        o * c[lane].tanh()
+    };
+    (0..hidden).map(next).collect()
+}
+
+/// Runs `lstm` on every instruction set and compares with y, y_h and y_c.
+fn check_lstm(
+    case: &Case,
+    projected: &[f32],
+    options: &LstmOptions,
+    expected: &[Vec<f64>; 3],
+    weights: impl Fn(&Exec, &dyn Fn(LstmWeights, usize)),
+) {
+    let SequenceShape { steps, batch, hidden, y_stride, .. } = case.shape;
+    for_each_exec(|exec| {
+        weights(exec, &|weights, scratch_len| {
+            let mut scratch = vec![f32::NAN; scratch_len];
+            let mut y = vec![0.0; steps * y_stride];
+            let (mut h, mut c) = (vec![f32::NAN; batch * hidden], vec![f32::NAN; batch * hidden]);
+            let (shape, start) = (&case.shape, case.start());
+            let y_actual = Some(&mut y[..]);
+            lstm(*exec, shape, projected, &weights, options, &start, y_actual, &mut h, &mut c, &mut scratch);
+            let what = format!("{:?} {shape:?}", exec.isa());
+            for (actual, expected) in [y, h, c].iter().zip(expected) {
+                assert_near(actual, expected, &what);
+            }
+        });
+    });
+}
+
 #[test]
 fn lstm_matches_its_definition() {
     for case in cases() {
-        let SequenceShape { steps, batch, hidden, clip, y_stride, .. } = case.shape;
+        let SequenceShape { steps, batch, hidden, .. } = case.shape;
         let projected = unit_floats(1, steps * batch * 4 * hidden);
         let (r, peepholes) = (unit_floats(2, 4 * hidden * hidden), unit_floats(3, 3 * hidden));
         for (peepholes, couples_input_forget) in [(None, false), (Some(&peepholes[..]), false), (None, true)] {
-            let [y, y_h, y_c] = case.reference(4, &projected, |x, h, c| {
-                let limit = |value: f64| value.clamp(-f64::from(clip), f64::from(clip));
-                let entry =
-                    |gate: usize, lane: usize| f64::from(x[gate * hidden + lane]) + dot(&r, gate * hidden + lane, h);
-                let peep = |gate: usize, lane: usize, cell: f64| {
-                    peepholes.map_or(0.0, |weights| f64::from(weights[gate * hidden + lane]) * cell)
-                };
-                let mut next_h = vec![0.0; hidden];
-                for lane in 0..hidden {
-                    let i = logistic(limit(entry(0, lane) + peep(0, lane, c[lane])));
-                    let f = logistic(limit(entry(2, lane) + peep(2, lane, c[lane])));
-                    let f = if couples_input_forget { 1.0 - i } else { f };
-                    c[lane] = f * c[lane] + i * limit(entry(3, lane)).tanh();
-                    let o = logistic(limit(entry(1, lane) + peep(1, lane, c[lane])));
-                    next_h[lane] = o * c[lane].tanh();
-                }
-                *h = next_h;
+            let options = LstmOptions { peepholes, couples_input_forget };
+            let expected = case.reference(4, &projected, |x, h, c| {
+                *h = lstm_step(&case.shape, x, &r, &options, h, c);
             });
-            for_each_exec(|exec| {
-                let weights = packed(exec.isa(), 4, hidden, &r);
-                let mut scratch = vec![f32::NAN; lstm_scratch_len(exec.isa(), exec.threads(), &case.shape)];
-                let mut actual = vec![0.0; steps * y_stride];
-                let (mut h, mut c) = (vec![f32::NAN; batch * hidden], vec![f32::NAN; batch * hidden]);
-                let options = LstmOptions { peepholes, couples_input_forget };
-                let (shape, start) = (&case.shape, case.start());
-                let y_actual = Some(&mut actual[..]);
-                lstm(*exec, shape, &projected, &weights, &options, &start, y_actual, &mut h, &mut c, &mut scratch);
-                let what = format!("{:?} {shape:?}", exec.isa());
-                assert_near(&actual, &y, &what);
-                assert_near(&h, &y_h, &what);
-                assert_near(&c, &y_c, &what);
+            check_lstm(&case, &projected, &options, &expected, |exec, run| {
+                let scratch_len = lstm_scratch_len(exec.isa(), exec.threads(), &case.shape);
+                run(LstmWeights::Floats(&packed(exec.isa(), 4, hidden, &r)), scratch_len);
             });
         }
+    }
+}
+
+/// The nearest of the 256 levels that span the extremes of h and 0.
+fn rounded(h: &[f64]) -> Vec<f64> {
+    let (low, high) = h.iter().fold((0.0_f64, 0.0_f64), |(low, high), &h| (low.min(h), high.max(h)));
+    let scale = (high - low) / 255.0;
+    let zero = (-low / scale).round_ties_even();
+    let level = |h: f64| ((h / scale).round_ties_even() + zero).clamp(0.0, 255.0) - zero;
+    if scale == 0.0 { h.to_vec() } else { h.iter().map(|&h| level(h) * scale).collect() }
+}
+
+#[test]
+fn an_lstm_of_bytes_is_one_of_floats_whose_state_is_rounded() {
+    for (case, is_signed) in
+        cases().into_iter().flat_map(|case| [true, false].map(|is_signed| (case.clone(), is_signed)))
+    {
+        let SequenceShape { steps, batch, hidden, .. } = case.shape;
+        let columns = 4 * hidden;
+        let projected = unit_floats(1, steps * batch * columns);
+        let bytes = Lcg::new(2).bytes(hidden * columns);
+        let scales: Vec<f32> = unit_floats(3, columns).iter().map(|scale| scale.abs() / 64.0).collect();
+        let zeros: Vec<i32> = (0..columns as i32).map(|column| column % 5).collect();
+        let weight = |row: usize, column: usize| {
+            let byte = bytes[row * columns + column];
+            let byte = if is_signed { i32::from(byte as i8) } else { i32::from(byte) };
+            (byte - zeros[column]) as f32 * scales[column]
+        };
+        let r: Vec<f32> = (0..columns)
+            .flat_map(|column| (0..hidden).map(move |row| (row, column)))
+            .map(|(row, column)| weight(row, column))
+            .collect();
+        let options = LstmOptions::default();
+        let expected = case.reference(4, &projected, |x, h, c| {
+            *h = lstm_step(&case.shape, x, &r, &options, &rounded(h), c);
+        });
+        let packed_bytes = pack_b_int(hidden, columns, &bytes, is_signed, false);
+        check_lstm(&case, &projected, &options, &expected, |exec, run| {
+            let scratch_len = lstm_rounded_scratch_len(exec.isa(), exec.threads(), &case.shape);
+            run(LstmWeights::RoundedFloats(&packed(exec.isa(), 4, hidden, &r)), scratch_len);
+            let weights = LstmWeights::Bytes { packed: &packed_bytes, is_signed, scales: &scales, zeros: &zeros };
+            run(weights, lstm_bytes_scratch_len(&case.shape));
+        });
     }
 }
 

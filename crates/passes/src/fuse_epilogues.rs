@@ -223,7 +223,8 @@ pub(crate) fn is_column_bias(graph: &Graph, bias: ValueId, value: ValueId) -> bo
     tensor.len() == columns && tensor.shape().last() == Some(&columns) && tensor.rank() <= graph.ty(value).rank()
 }
 
-/// Adds one `fused` node for a chain. Its inputs are what the chain reads from outside, in order of first use.
+/// Adds one `fused` node for a chain. Its inputs are what the chain reads from outside, in order of first use; its outputs
+/// are those of the last node.
 pub(crate) fn add_fused(graph: &Graph, copy: &mut GraphCopy<'_>, chain: &[NodeId]) -> Result<(), GraphError> {
     let mut body = Graph::new("");
     let mut inner: Vec<(ValueId, ValueId)> = Vec::new();
@@ -251,11 +252,15 @@ pub(crate) fn add_fused(graph: &Graph, copy: &mut GraphCopy<'_>, chain: &[NodeId
         inner.extend(node.outputs.iter().copied().zip(outputs));
     }
     let last = graph.node(*chain.last().expect("a chain has nodes"));
-    let result = last.outputs[0];
-    let value = inner.iter().find(|(outer, _)| *outer == result).map(|&(_, value)| value);
-    body.add_output("y", value.expect("the last node of the chain was just added"));
+    for (position, result) in last.outputs.iter().enumerate() {
+        let value = inner.iter().find(|(outer, _)| outer == result).map(|&(_, value)| value);
+        let name = if position == 0 { "y".to_string() } else { format!("y{position}") };
+        body.add_output(name, value.expect("the last node of the chain was just added"));
+    }
     let inputs = copy.get_all(&outside);
-    let output = copy.new.add(Fused { body }, &inputs, &provenance)?;
-    copy.set(result, output);
+    let outputs = copy.new.add_node(Fused { body }, &inputs, &provenance)?;
+    for (&result, output) in last.outputs.iter().zip(outputs) {
+        copy.set(result, output);
+    }
     Ok(())
 }

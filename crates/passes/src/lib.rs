@@ -19,6 +19,7 @@ pub mod fuse_epilogues;
 pub mod fuse_gathers;
 pub mod fuse_horizontal;
 pub mod fuse_pointwise;
+pub mod fuse_recurrent;
 pub mod hoist_scales;
 pub mod log;
 pub mod merge_equal;

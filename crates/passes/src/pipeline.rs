@@ -10,9 +10,9 @@ use crate::log::{Log, PassReport};
 use crate::numerics::Numerics;
 use crate::{
     absorb_pads, approximate_gelu, cancel_logs, fold_constants, fold_conv_1x1, fold_factors, fold_scales,
-    fold_zero_products, fuse_attention, fuse_epilogues, fuse_gathers, fuse_horizontal, fuse_pointwise, hoist_scales,
-    merge_equal, merge_transposes, quantise_weights, recognise_activations, recognise_norms, remove_identities,
-    replace_powers, resolve_dims, simplify_algebra, simplify_concats,
+    fold_zero_products, fuse_attention, fuse_epilogues, fuse_gathers, fuse_horizontal, fuse_pointwise, fuse_recurrent,
+    hoist_scales, merge_equal, merge_transposes, quantise_weights, recognise_activations, recognise_norms,
+    remove_identities, replace_powers, resolve_dims, simplify_algebra, simplify_concats,
 };
 
 /// One Graph-to-Graph step that keeps the meaning.
@@ -111,6 +111,7 @@ pub const FUSED: &[Pass] = &[
     // After epilogues, which it takes along; a pass before it sees the same products with any weights.
     quantise_weights::PASS,
     fuse_gathers::PASS,
+    fuse_recurrent::PASS,
     fuse_pointwise::PASS,
 ];
 

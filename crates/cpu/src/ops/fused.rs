@@ -1,12 +1,13 @@
-//! A fused body: a convolution or product (of floats or 8-bit weights) with its epilogue, an attention, lookups that are
-//! concatenated, or elementwise nodes.
+//! A fused body: a convolution or product (of floats or 8-bit weights) with its epilogue, an attention, an LSTM of bytes,
+//! lookups that are concatenated, or elementwise nodes.
 
 use precast_ir::{Graph, Op};
 use precast_passes::dynamic_product::dynamic_product_len;
+use precast_passes::fuse_recurrent::ByteLayer;
 use precast_tensor::Tensor;
 
 use crate::ops::epilogue::Epilogue;
-use crate::ops::{attention, conv, elementwise, gather_concat, matmul, matmul_dynamic};
+use crate::ops::{attention, conv, elementwise, gather_concat, matmul, matmul_dynamic, sequence_dynamic};
 use crate::step::{Lowered, Machine, StepNode};
 
 /// The kernel of a fused body.
@@ -17,6 +18,9 @@ pub fn lower(step: &StepNode, body: &Graph, machine: Machine) -> Result<Option<L
     }
     if let Some(product_len) = dynamic_product_len(body) {
         return matmul_dynamic::lower(step, body, product_len);
+    }
+    if let Some((op, operands)) = ByteLayer::of_body(body) {
+        return sequence_dynamic::lower(step, body, op, &operands);
     }
     let is_in_order = body.inputs().starts_with(&root.inputs);
     match &root.op {

@@ -222,6 +222,14 @@ fn offsets(shape: &[usize], batch: &[usize], matrix: usize) -> Vec<usize> {
         .collect()
 }
 
+/// As `pack_in_parts`, of bytes `[k, n]`.
+fn pack_bytes_in_parts(tensor: &Tensor, k: usize, n: usize, is_signed: bool, packed: &mut [u8]) {
+    let rows = PART_BYTES.checked_div(n).unwrap_or(0).max(1).next_multiple_of(gemm_int::ROWS_PER_PART);
+    for (part, bytes) in tensor.read_parts(rows * n).enumerate() {
+        gemm_int::pack_rows_b_int(k, n, part * rows, bytes, is_signed, packed);
+    }
+}
+
 /// A product of 8-bit matrices: constant weights packed while compiling, computed ones at run time.
 pub fn lower_matmul_int(step: &StepNode, _machine: Machine) -> Result<Option<Lowered>, String> {
     let (a, b) = (step.shape(0), step.shape(1));
@@ -236,8 +244,8 @@ pub fn lower_matmul_int(step: &StepNode, _machine: Machine) -> Result<Option<Low
     let mut reads = vec![Read::Input(0), Read::Input(2)];
     reads.push(if is_b_constant {
         let pack = |tensor: &Tensor| {
-            let bytes = tensor.bytes().clone();
-            move |packed: &mut [u8]| gemm_int::pack_constant_b_int(k, n, &bytes, is_b_signed, false, packed)
+            let tensor = tensor.clone();
+            move |packed: &mut [u8]| pack_bytes_in_parts(&tensor, k, n, is_b_signed, packed)
         };
         Read::packed(gemm_int::packed_b_int_len(k, n), step.constant(1).map(pack))?
     } else {

@@ -3,7 +3,7 @@
 use precast_ir::Graph;
 use precast_kernels::epilogue::{self, Bias};
 use precast_kernels::gemm_dynamic::{GemmDynamic, gemm_dynamic, gemm_dynamic_scratch_len};
-use precast_kernels::gemm_int;
+use precast_kernels::gemm_int::{self, ZeroPoints};
 use precast_tensor::Tensor;
 
 use crate::ops::epilogue::Epilogue;
@@ -40,7 +40,9 @@ pub fn lower(step: &StepNode, body: &Graph, product_len: usize) -> Result<Option
             let bias = bias.map_or(Bias::None, |read| Bias::Columns(args.read(read)));
             let residual = residual.map(|read| args.read::<f32>(read));
             let epilogue = epilogue::Epilogue { bias, residual, ..constant_part };
-            let gemm = GemmDynamic { m, n, k, a: args.read(0), packed_b: args.read(1), scales: args.read(2) };
+            let (a, packed_b, scales) = (args.read(0), args.read(1), args.read(2));
+            let b_zero = ZeroPoints::Scalar(0);
+            let gemm = GemmDynamic { m, n, k, a, packed_b, is_b_signed: true, b_zero, scales };
             let c = args.write::<f32>(0);
             let scratch: &mut [u8] = if scratch_bytes > 0 { args.write(1) } else { &mut [] };
             gemm_dynamic(&exec, &gemm, &epilogue, c, scratch);

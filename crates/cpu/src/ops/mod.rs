@@ -14,6 +14,7 @@ pub mod norm;
 pub mod quantize;
 pub mod reduce;
 pub mod sequence;
+pub mod sequence_dynamic;
 pub mod window;
 
 /// Row-major strides of a shape, in elements.

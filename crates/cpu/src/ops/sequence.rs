@@ -5,28 +5,29 @@ use std::borrow::Cow;
 use precast_ir::op::{Direction, Recurrent, RecurrentFn, UnaryFn};
 use precast_kernels::epilogue::{Activation, Bias, Epilogue};
 use precast_kernels::gemm::{self, MatrixA, MatrixB, Packing};
-use precast_kernels::recurrent::{self, LstmOptions, Reset, SequenceShape, Start};
+use precast_kernels::recurrent::{self, LstmOptions, LstmWeights, Reset, SequenceShape, Start};
 use precast_tensor::DType;
 
 use crate::step::{Lowered, Machine, Read, StepNode, f32_elements};
 
 /// Positions of the operands that a recurrent node has.
 #[derive(Clone, Copy, Default)]
-struct Operands {
-    bias: Option<usize>,
-    lengths: Option<usize>,
-    initial_h: Option<usize>,
-    initial_c: Option<usize>,
-    peepholes: Option<usize>,
+pub(super) struct Operands {
+    pub bias: Option<usize>,
+    pub lengths: Option<usize>,
+    pub initial_h: Option<usize>,
+    pub initial_c: Option<usize>,
+    pub peepholes: Option<usize>,
 }
 
 impl Operands {
-    fn of(op: &Recurrent) -> Operands {
+    /// Those of a step whose operand `position(at)` is operand `at` of the op.
+    pub fn of(op: &Recurrent, position: impl Fn(usize) -> usize) -> Operands {
         let mut next = 3;
         let mut take = |is_present: bool| {
             is_present.then(|| {
                 next += 1;
-                next - 1
+                position(next - 1)
             })
         };
         Operands {
@@ -41,28 +42,53 @@ impl Operands {
 
 /// Sizes of a layer.
 #[derive(Clone, Copy)]
-struct Layer {
-    steps: usize,
-    batch: usize,
-    input: usize,
-    hidden: usize,
-    gates: usize,
-    directions: usize,
+pub(super) struct Layer {
+    pub steps: usize,
+    pub batch: usize,
+    pub input: usize,
+    pub hidden: usize,
+    pub gates: usize,
+    pub directions: usize,
+}
+
+impl Layer {
+    /// The sizes of a layer that reads x of this shape.
+    pub fn of(op: &Recurrent, x: &[usize]) -> Layer {
+        let directions = if op.direction == Direction::Bidirectional { 2 } else { 1 };
+        let gates = gate_count(op.func);
+        Layer { steps: x[0], batch: x[1], input: x[2], hidden: op.hidden, gates, directions }
+    }
+
+    /// The gates of all units.
+    pub fn columns(self) -> usize {
+        self.gates * self.hidden
+    }
+
+    /// The recurrence of one direction.
+    pub fn sequence(self, op: &Recurrent, direction: usize) -> SequenceShape {
+        let is_reverse = direction == 1 || op.direction == Direction::Reverse;
+        SequenceShape {
+            steps: self.steps,
+            batch: self.batch,
+            hidden: self.hidden,
+            direction: if is_reverse { recurrent::Direction::Reverse } else { recurrent::Direction::Forward },
+            y_stride: self.directions * self.batch * self.hidden,
+            clip: if op.clip > 0.0 { op.clip as f32 } else { f32::INFINITY },
+        }
+    }
 }
 
 /// A recurrent layer with the usual activations.
 pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Result<Option<Lowered>, String> {
-    let operands = Operands::of(op);
+    let operands = Operands::of(op, |at| at);
     let Some(activations) = usual_activations(op) else { return Ok(None) };
     let weights = || [Some(1), Some(2), operands.bias].into_iter().flatten();
     let is_constant = weights().all(|input| step.is_constant(input));
     if !is_constant || step.dtype(0) != DType::F32 {
         return Ok(None);
     }
-    let x = step.shape(0);
-    let gates = gate_count(op.func);
-    let directions = if op.direction == Direction::Bidirectional { 2 } else { 1 };
-    let layer = Layer { steps: x[0], batch: x[1], input: x[2], hidden: op.hidden, gates, directions };
+    let layer = Layer::of(op, &step.shape(0));
+    let Layer { gates, directions, .. } = layer;
     // While loading the small ones among them are known, being part of the text, but there is nothing left to pack.
     let is_known = weights().all(|input| step.constant(input).is_some());
     let [w_len, r_len, bias_len] = packed_lens(op, layer, machine);
@@ -83,14 +109,7 @@ pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Res
     };
     let (lengths, initial_h, initial_c, peepholes) =
         (push(operands.lengths), push(operands.initial_h), push(operands.initial_c), push(operands.peepholes));
-    let shape = SequenceShape {
-        steps: layer.steps,
-        batch: layer.batch,
-        hidden: layer.hidden,
-        direction: recurrent::Direction::Forward,
-        y_stride: directions * layer.batch * layer.hidden,
-        clip: if op.clip > 0.0 { op.clip as f32 } else { f32::INFINITY },
-    };
+    let shape = layer.sequence(op, 0);
     let rows = layer.steps * layer.batch;
     let projected = rows * gates * layer.hidden;
     let product = gemm::gemm_scratch_len(
@@ -103,6 +122,9 @@ pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Res
         Packing::Packed,
     );
     let recurrence = match op.func {
+        RecurrentFn::Lstm if op.rounds_state => {
+            recurrent::lstm_rounded_scratch_len(machine.isa, machine.threads, &shape)
+        }
         RecurrentFn::Lstm => recurrent::lstm_scratch_len(machine.isa, machine.threads, &shape),
         RecurrentFn::Gru => recurrent::gru_scratch_len(machine.isa, machine.threads, &shape),
         RecurrentFn::Rnn => recurrent::rnn_scratch_len(machine.isa, machine.threads, &shape),
@@ -143,11 +165,7 @@ pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Res
                     cell: initial_c.map(|c| &c[part..][..state]),
                     lengths,
                 };
-                let is_reverse = direction == 1 || op.direction == Direction::Reverse;
-                let shape = SequenceShape {
-                    direction: if is_reverse { recurrent::Direction::Reverse } else { recurrent::Direction::Forward },
-                    ..shape
-                };
+                let shape = layer.sequence(&op, direction);
                 let r = &r[direction * r_len..][..r_len];
                 let y = Some(&mut y[part.min(y_len(layer))..]);
                 let y_h = &mut y_h[part..][..state];
@@ -156,7 +174,11 @@ pub fn lower_recurrent(step: &StepNode, op: &Recurrent, machine: Machine) -> Res
                         let peepholes = peepholes.map(|p| &p[direction * 3 * layer.hidden..][..3 * layer.hidden]);
                         let options = LstmOptions { peepholes, couples_input_forget: op.input_forget };
                         let y_c = &mut y_c[part..][..state];
-                        recurrent::lstm(exec, &shape, projected, r, &options, &start, y, y_h, y_c, scratch);
+                        let weights = match op.rounds_state {
+                            true => LstmWeights::RoundedFloats(r),
+                            false => LstmWeights::Floats(r),
+                        };
+                        recurrent::lstm(exec, &shape, projected, &weights, &options, &start, y, y_h, y_c, scratch);
                     }
                     RecurrentFn::Gru => {
                         let reset = if op.linear_before_reset {
@@ -189,7 +211,7 @@ fn gate_count(func: RecurrentFn) -> usize {
 }
 
 /// The output activation of each direction, if all others are the usual ones.
-fn usual_activations(op: &Recurrent) -> Option<Vec<Activation>> {
+pub(super) fn usual_activations(op: &Recurrent) -> Option<Vec<Activation>> {
     let usual: &[UnaryFn] = match op.func {
         RecurrentFn::Rnn => &[],
         RecurrentFn::Gru => &[UnaryFn::Sigmoid, UnaryFn::Tanh],
@@ -239,7 +261,7 @@ fn pack_recurrent_weights(step: &StepNode, op: &Recurrent, layer: Layer, machine
 
 /// For each direction the bias of the input product, then the one that a GRU with `linear_before_reset` adds to its hidden
 /// product.
-fn pack_biases(step: &StepNode, op: &Recurrent, operands: &Operands, layer: Layer, packed: &mut [f32]) {
+pub(super) fn pack_biases(step: &StepNode, op: &Recurrent, operands: &Operands, layer: Layer, packed: &mut [f32]) {
     let columns = layer.gates * layer.hidden;
     let zeros = || Cow::Owned(vec![0.0; layer.directions * 2 * columns]);
     let bias = operands.bias.map_or_else(zeros, |input| weights_of(step, input));

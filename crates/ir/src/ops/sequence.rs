@@ -120,6 +120,9 @@ impl Recurrent {
         if self.func != RecurrentFn::Lstm && (self.initial_c || self.peepholes) {
             return Err(InferError::new(RECURRENT, "only lstm has a cell state and peepholes"));
         }
+        if self.func != RecurrentFn::Lstm && self.rounds_state {
+            return Err(InferError::new(RECURRENT, "only lstm rounds its state"));
+        }
         Ok(())
     }
 
@@ -191,7 +194,10 @@ impl<'a> Cell<'a> {
         let rows = self.op.gates() * self.op.hidden;
         let (bias_w, bias_r) = self.bias.split_at(rows);
         let from_x = affine(&self.w, x, bias_w);
-        let from_h = affine(&self.r, h, bias_r);
+        let from_h = match self.op.rounds_state {
+            true => affine(&self.r, &rounded(h), bias_r),
+            false => affine(&self.r, h, bias_r),
+        };
         match self.op.func {
             RecurrentFn::Rnn => self.step_rnn(&from_x, &from_h, h),
             RecurrentFn::Gru => self.step_gru(&from_x, &from_h, h),
@@ -266,6 +272,18 @@ impl<'a> Cell<'a> {
 fn affine(rows: &[f64], vector: &[f64], bias: &[f64]) -> Vec<f64> {
     let dot = |row: &[f64]| row.iter().zip(vector).map(|(weight, element)| weight * element).sum::<f64>();
     (0..bias.len()).map(|row| dot(&rows[row * vector.len()..][..vector.len()]) + bias[row]).collect()
+}
+
+/// The nearest of 256 levels between the extremes for each element, 0 always being a level.
+fn rounded(h: &[f64]) -> Vec<f64> {
+    const MOST: f64 = 255.0;
+    let (low, high) = h.iter().fold((0.0_f64, 0.0_f64), |(low, high), &h| (low.min(h), high.max(h)));
+    let scale = (high - low) / MOST;
+    if scale == 0.0 {
+        return h.to_vec();
+    }
+    let zero = (-low / scale).round_ties_even();
+    h.iter().map(|h| (clamp_float((h / scale).round_ties_even() + zero, 0.0, MOST) - zero) * scale).collect()
 }
 
 fn read_state(part: Option<&Tensor>, shape: &[usize]) -> Vec<f64> {

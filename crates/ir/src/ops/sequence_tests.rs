@@ -10,7 +10,7 @@ fn recurrent(func: &str, direction: &str, activation: &str, count: usize, flags:
             .collect();
     format!(
         "recurrent.{func}({}) {{direction={direction}, hidden=1, activations={}, alphas={}, betas={}, clip={}, \
-         input_forget={}, linear_before_reset={}, bias={}, lengths={}, initial_h={}, initial_c={}, peepholes={}}}",
+         input_forget={}, linear_before_reset={}, rounds_state={}, bias={}, lengths={}, initial_h={}, initial_c={}, peepholes={}}}",
         inputs.join(", "),
         list(activation),
         list("1.0"),
@@ -18,6 +18,7 @@ fn recurrent(func: &str, direction: &str, activation: &str, count: usize, flags:
         if given("clip") { "2.0" } else { "0.0" },
         given("coupled"),
         given("linear"),
+        given("rounded"),
         given("bias"),
         given("lengths"),
         given("h"),
@@ -147,4 +148,28 @@ fn inputs_and_attributes_must_fit() {
     for (found, expected) in cases {
         assert!(found.ends_with(expected), "{found}");
     }
+}
+
+#[test]
+fn an_lstm_may_round_its_state_to_256_levels() {
+    // i and o are 1, f is 0 and c is the state, so that the new state is the old one as R sees it.
+    let inputs = [
+        "f32[1,1,1] [0]",
+        "f32[1,8,1] [0, 0, 0, 0, 0, 0, 0, 0]",
+        "f32[1,8,2] [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1]",
+        "f32[1,16] [1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]",
+        "f32[1,1,2] [1, 0.5]",
+    ];
+    let lstm = |flags: &str| recurrent("lstm", "forward", "affine", 3, flags).replace("hidden=1", "hidden=2");
+    let outputs =
+        |state: &str| [format!("f32[1,1,1,2] {state}"), format!("f32[1,1,2] {state}"), format!("f32[1,1,2] {state}")];
+    let [y, y_h, y_c] = outputs("[1.0, 0.5]");
+    check_node(&inputs, &lstm("bias h"), &[&y, &y_h, &y_c]);
+    // 0.5 is 127.5 levels of 1/255.
+    let [y, y_h, y_c] = outputs("[1.0, 0.5019608]");
+    check_node(&inputs, &lstm("bias h rounded"), &[&y, &y_h, &y_c]);
+    let inputs = ["f32[1,1,1] [1]", "f32[1,1,1] [1]", "f32[1,1,1] [1]"];
+    let types = ["f32[1,1,1,1]", "f32[1,1,1]"];
+    let error = node_error(&inputs, &recurrent("rnn", "forward", "relu", 1, "rounded"), &types);
+    assert!(error.contains("only lstm rounds its state"), "{error}");
 }

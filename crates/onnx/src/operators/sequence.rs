@@ -1,4 +1,5 @@
-//! Recurrent layers: RNN, GRU and LSTM as the op `recurrent`, and DynamicQuantizeLSTM as an LSTM with dequantised weights.
+//! Recurrent layers: RNN, GRU and LSTM as the op `recurrent`, and DynamicQuantizeLSTM as an LSTM with dequantised
+//! weights that rounds what it multiplies them with.
 
 use precast_ir::ValueId;
 use precast_ir::op::{BinaryFn, CompareFn, Dequantize, Direction, Quantize, Recurrent, RecurrentFn, ReduceFn, UnaryFn};
@@ -47,6 +48,7 @@ struct Inputs {
     initial_h: Option<ValueId>,
     initial_c: Option<ValueId>,
     peepholes: Option<ValueId>,
+    rounds_state: bool,
 }
 
 impl Inputs {
@@ -61,6 +63,7 @@ impl Inputs {
             initial_h: cx.optional(5),
             initial_c: None,
             peepholes: None,
+            rounds_state: false,
         })
     }
 }
@@ -137,6 +140,7 @@ fn read_layer(cx: &NodeCx<'_, '_>, func: RecurrentFn, inputs: &Inputs) -> Result
         clip,
         input_forget: func == RecurrentFn::Lstm && cx.flag("input_forget", false)?,
         linear_before_reset: func == RecurrentFn::Gru && cx.flag("linear_before_reset", false)?,
+        rounds_state: inputs.rounds_state,
         bias: inputs.bias.is_some(),
         lengths: inputs.lengths.is_some(),
         initial_h: inputs.initial_h.is_some(),
@@ -153,12 +157,13 @@ fn hidden_of(cx: &NodeCx<'_, '_>, r: ValueId) -> Result<usize, Fault> {
     }
 }
 
-/// An LSTM whose weights are 8-bit. ONNX Runtime also rounds x (as one tensor) and the hidden state (at every step) to
-/// 8 bits; here x is rounded the same way and the hidden state stays in f32, which is closer to the original model.
+/// An LSTM whose weights are 8-bit. x is rounded to 8 bits as one tensor, as ONNX Runtime does it. It rounds the hidden
+/// states of several sequences together at every step; here each is rounded by itself, so that rows stay independent.
 fn dynamic_quantize_lstm(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let mut inputs = Inputs::read(cx)?;
     inputs.initial_c = cx.optional(6);
     inputs.peepholes = cx.optional(7);
+    inputs.rounds_state = true;
     inputs.w = dequantize_weights(cx, inputs.w, 8)?;
     inputs.r = dequantize_weights(cx, inputs.r, 10)?;
     inputs.x = round_to_bytes(cx, inputs.x)?;
@@ -166,31 +171,30 @@ fn dynamic_quantize_lstm(cx: &mut NodeCx<'_, '_>) -> Outputs {
 }
 
 /// Weights [directions, input, 4 * hidden] of 8 bits as floats [directions, 4 * hidden, input]. Scale and zero point, the
-/// inputs from `position` on, are one a direction or one a column of each direction.
+/// inputs from `position` on, are one a direction or one a column of each direction. They are dequantised as they lie in
+/// the file: a transposed copy of the bytes would be in memory beside them.
 fn dequantize_weights(cx: &mut NodeCx<'_, '_>, weights: ValueId, position: usize) -> Result<ValueId, Fault> {
-    if cx.rank(weights) != 3 {
-        return Err(Fault::Invalid(format!("weights have rank {}; 3 was expected", cx.rank(weights))));
-    }
+    let dims = cx.dims(weights).to_vec();
+    let [_, depth, _] = &dims[..] else {
+        return Err(Fault::Invalid(format!("weights have rank {}; 3 was expected", dims.len())));
+    };
     let scale = cx.input(position)?;
-    let mut floats = cx.cast(weights, DType::F32)?;
+    let op = match cx.rank(scale) {
+        0 | 1 => Dequantize { to: DType::F32, axis: 0, block: 0 },
+        2 => Dequantize { to: DType::F32, axis: 1, block: cx.number(depth, "the depth of the weights")?.max(1) },
+        rank => return Err(Fault::Invalid(format!("a scale has rank {rank}; 1 or 2 was expected"))),
+    };
+    let mut operands = vec![weights, beside_columns(cx, scale)?];
     if let Some(zero) = cx.optional(position + 1) {
-        let zero = cx.cast(zero, DType::F32)?;
-        let zero = beside_columns(cx, zero)?;
-        floats = cx.binary(BinaryFn::Sub, floats, zero)?;
+        operands.push(beside_columns(cx, zero)?);
     }
-    let scale = beside_columns(cx, scale)?;
-    let scaled = cx.binary(BinaryFn::Mul, floats, scale)?;
-    cx.transpose(scaled, vec![0, 2, 1])
+    let floats = cx.add(op, &operands)?;
+    cx.transpose(floats, vec![0, 2, 1])
 }
 
-/// [directions] as [directions, 1, 1], [directions, columns] as [directions, 1, columns].
+/// [directions, columns] as [directions, 1, columns]; less than that as it is.
 fn beside_columns(cx: &mut NodeCx<'_, '_>, x: ValueId) -> Result<ValueId, Fault> {
-    match cx.rank(x) {
-        0 => Ok(x),
-        1 => cx.unsqueeze(x, &[1, 2]),
-        2 => cx.unsqueeze(x, &[1]),
-        rank => Err(Fault::Invalid(format!("a scale or zero point has rank {rank}; 1 or 2 was expected"))),
-    }
+    if cx.rank(x) == 2 { cx.unsqueeze(x, &[1]) } else { Ok(x) }
 }
 
 /// x rounded to 256 steps between its least and largest element, 0 always being one of them.

@@ -109,6 +109,6 @@ fn eight_bit_weights_of_an_lstm_are_near_the_dynamic_ones() {
             floats(&[1, 1, 2], &[0.204768, 0.0106425]),
             floats(&[1, 1, 2], &[0.432094, 0.0175645]),
         ],
-        1e-2,
+        1e-4,
     );
 }
