@@ -98,7 +98,7 @@ fn copies_of(site: &Site) -> Result<(Graph, Layouts, usize), GraphError> {
     let copies = (WEIGHTS_BYTES_MAX / bytes.max(1)).clamp(2, COPIES_MAX);
     let mut graph = Graph::new("");
     let mut layouts = Layouts::default();
-    let mut place = |layouts: &mut Layouts, old: ValueId, new: ValueId| {
+    let place = |layouts: &mut Layouts, old: ValueId, new: ValueId| {
         if site.layouts.is_channels_last(old) {
             layouts.set_channels_last(new);
         }

@@ -14,6 +14,9 @@ use crate::site::Site;
 
 /// The kernel of a node.
 pub fn lower_recurrent(site: &Site, op: &Recurrent) -> Option<Lowered> {
+    if op.rounds_state {
+        return None;
+    }
     let layer = Layer::new(site, op)?;
     let mut body = layer.begin();
     let mut step = layer.products();

@@ -43,6 +43,7 @@ fn case(variant: &Variant) -> Case {
         initial_h: has_all,
         initial_c: has_all && is_lstm,
         peepholes: has_all && is_lstm,
+        rounds_state: false,
     };
     let part = |shape: &[usize], seed: u64| numbers(dtype, shape, seed, -0.7, 0.7);
     let mut inputs: Vec<Tensor> = vec![
