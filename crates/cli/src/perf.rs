@@ -35,9 +35,9 @@ pub fn perf(args: &PerfArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure
         let begun = if rows.is_empty() { cx.started } else { Instant::now() };
         rows.push(measure(&subject, args, &input_args, begun, &message, cx)?);
     }
-    let (threads, isa) = (options(shared).threads, subject.isa(shared));
+    let (threads, isa, device) = (options(shared).threads, subject.isa(shared), shared.device());
     let mut text = format!(
-        "model    {} · cpu · {isa} · {threads} threads · first result after {:.1} ms\n",
+        "model    {} · {device} · {isa} · {threads} threads · first result after {:.1} ms\n",
         args.file.display(),
         rows.first().map_or(0.0, |row| row.first_ms)
     );
@@ -46,7 +46,7 @@ pub fn perf(args: &PerfArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure
     json["model"] = json!(args.file.display().to_string());
     json["threads"] = json!(threads);
     json["isa"] = json!(isa);
-    json["device"] = json!("cpu");
+    json["device"] = json!(device.to_string());
     if !args.batches.0.is_empty() {
         let with_batch = |(row, batch): (&Row, &usize)| {
             let mut json = row.json();

@@ -72,7 +72,7 @@ pub fn perf_session(args: &PerfArgs, max_batch: usize, shared: &Shared, cx: &Cx)
         cx.console.during("compiling the other Buckets", None, || session.wait_until_ready(None));
         form.session().save_traffic();
     }
-    Ok(report(args, &form, Opened { open_ms, ready }, &stream, options(shared).threads))
+    Ok(report(args, &form, Opened { open_ms, ready }, &stream, shared))
 }
 
 /// Dims that the flags bind, apart from the batch.
@@ -207,7 +207,8 @@ struct Opened {
     ready: usize,
 }
 
-fn report(args: &PerfArgs, form: &Form, opened: Opened, stream: &Stream, threads: usize) -> Report {
+fn report(args: &PerfArgs, form: &Form, opened: Opened, stream: &Stream, shared: &Shared) -> Report {
+    let (threads, device) = (options(shared).threads, shared.device());
     let Opened { open_ms, ready } = opened;
     let rows = rows_of(stream);
     let session = form.session();
@@ -219,7 +220,7 @@ fn report(args: &PerfArgs, form: &Form, opened: Opened, stream: &Stream, threads
     let padding = if padding.is_empty() { "nothing is padded".to_string() } else { padding.join("\n         ") };
     let memory = session.memory();
     let mut text = format!(
-        "model    {} · cpu · {threads} threads · served after {open_ms:.1} ms · {ready} of {} Buckets when it ended\npadding  {padding}\n\
+        "model    {} · {device} · {threads} threads · served after {open_ms:.1} ms · {ready} of {} Buckets when it ended\npadding  {padding}\n\
          memory   {memory}\n",
         args.file.display(),
         session.extents().len(),
@@ -254,6 +255,7 @@ fn report(args: &PerfArgs, form: &Form, opened: Opened, stream: &Stream, threads
     );
     let json = json!({
         "model": args.file.display().to_string(),
+        "device": device.to_string(),
         "threads": threads,
         "buckets": session.extents(),
         "memory_bytes": memory.total_bytes(),
