@@ -9,7 +9,16 @@ const ENVIRONMENT: (&str, &[&str]) =
     ("crates/cli/src/output.rs", &["HOME", "XDG_CACHE_HOME", "NO_COLOR", "TERM", "COLUMNS"]);
 
 /// Where unsafe code may lie.
-const UNSAFE_ROOMS: &[&str] = &["crates/kernels/", "crates/driver/", "crates/tensor/src/mapping.rs"];
+const UNSAFE_ROOMS: &[&str] = &[
+    "crates/kernels/",
+    "crates/driver/",
+    "crates/fake-driver/",
+    "crates/gpu/src/context.rs",
+    "crates/tensor/src/mapping.rs",
+];
+
+/// Why a test may be left out of a run: another one starts it in a process of its own and looks at how it dies.
+const STARTED_BY_ANOTHER: &str = "dies of a fault, which";
 
 /// Longest file.
 const FILE_LINES_MAX: usize = 1000;
@@ -92,7 +101,7 @@ fn unsafe_code_lies_in_its_rooms() {
 
 #[test]
 fn no_test_is_ignored() {
-    assert_none(&broken_lines(|_, code| code.contains(concat!("#[", "ignore"))));
+    assert_none(&broken_lines(|_, code| code.contains(concat!("#[", "ignore")) && !code.contains(STARTED_BY_ANOTHER)));
 }
 
 #[test]
