@@ -10,8 +10,8 @@ use precast::{
     FloatPrecision, Graph, Model, Numerics, PassOptions, Program, Runner, RunnerOptions, Tensor, relative_error,
 };
 use precast_cpu::{CpuDevice, CpuTarget, Isa};
-use precast_driver::{Compiler, DeviceBuffer, Library, Vendor};
-use precast_gpu::{GpuDevice, GpuTarget, KernelCompiler, MemoryKernels, tune};
+use precast_driver::{DeviceBuffer, Library, Vendor};
+use precast_gpu::{GpuDevice, GpuTarget, KernelCompiler, MemoryKernels, RuntimeCompiler, tune};
 use precast_ir::ValueId;
 use precast_program::{Bucket, Device, DeviceContext, LoadedProgram, MemoryStore, Target, TuningTable};
 use precast_tensor::DType;
@@ -101,26 +101,13 @@ struct Rig {
     compiler: Arc<RuntimeCompiler>,
 }
 
-struct RuntimeCompiler(Compiler, String);
-
-impl KernelCompiler for RuntimeCompiler {
-    fn version(&self) -> String {
-        self.1.clone()
-    }
-
-    fn compile(&self, text: &str, arch: &str) -> Result<Vec<u8>, String> {
-        self.0.compile(text, "kernel", arch, &["-std=c++17"]).map_err(|error| error.to_string())
-    }
-}
-
 /// Runs the models.
 pub fn run(arguments: &GpuArguments) -> Result<()> {
     let library = Library::open(Vendor::Cuda)?;
     let device = GpuDevice::new(library.device(0)?)?;
-    let compiler = Compiler::open(Vendor::Cuda)?;
-    let (major, minor) = compiler.version()?;
-    eprintln!("{} · {} · NVRTC {major}.{minor}", device.driver().info().name, device.arch().name);
-    let rig = Rig { device, compiler: Arc::new(RuntimeCompiler(compiler, format!("nvrtc{major}.{minor}"))) };
+    let compiler = Arc::new(RuntimeCompiler::open(Vendor::Cuda)?);
+    eprintln!("{} · {} · {}", device.driver().info().name, device.arch().name, compiler.version());
+    let rig = Rig { device, compiler };
     let is_wanted = |model: &&ModelEntry| {
         arguments.only.is_empty() || arguments.only.iter().any(|part| model.name.contains(part.as_str()))
     };

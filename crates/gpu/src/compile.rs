@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
+use precast_driver::{Compiler, DriverError};
 use precast_tensor::Digest;
 
 use crate::kernel::{Arch, PRELUDE};
@@ -15,6 +16,35 @@ pub trait KernelCompiler: Send + Sync {
     fn version(&self) -> String;
     /// Machine code of a text for an architecture, or what the compiler said.
     fn compile(&self, text: &str, arch: &str) -> Result<Vec<u8>, String>;
+}
+
+/// The vendor's compiler, opened when it is needed.
+pub struct RuntimeCompiler {
+    compiler: Compiler,
+    version: String,
+}
+
+impl RuntimeCompiler {
+    /// The compiler of a vendor.
+    pub fn open(vendor: precast_driver::Vendor) -> Result<RuntimeCompiler, DriverError> {
+        let compiler = Compiler::open(vendor)?;
+        let (major, minor) = compiler.version()?;
+        let name = match vendor {
+            precast_driver::Vendor::Cuda => "nvrtc",
+            precast_driver::Vendor::Hip => "hiprtc",
+        };
+        Ok(RuntimeCompiler { compiler, version: format!("{name}{major}.{minor}") })
+    }
+}
+
+impl KernelCompiler for RuntimeCompiler {
+    fn version(&self) -> String {
+        self.version.clone()
+    }
+
+    fn compile(&self, text: &str, arch: &str) -> Result<Vec<u8>, String> {
+        self.compiler.compile(text, "kernel", arch, &["-std=c++17"]).map_err(|error| error.to_string())
+    }
 }
 
 /// Keeps machine code by what it was made from, across models and processes.

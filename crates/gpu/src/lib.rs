@@ -17,7 +17,7 @@ pub mod target;
 pub mod team;
 mod tune;
 
-pub use compile::{KernelCompiler, KernelStore, MemoryKernels};
+pub use compile::{KernelCompiler, KernelStore, MemoryKernels, RuntimeCompiler};
 pub use context::GpuContext;
 pub use device::{GpuDevice, arch_of};
 pub use kernel::{Arch, Vendor};

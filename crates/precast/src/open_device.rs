@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use precast_cache::ProgramCache;
 use precast_cpu::{CpuDevice, CpuTarget};
-use precast_driver::{Compiler, DriverError, Library, Vendor};
-use precast_gpu::{GpuDevice, GpuTarget, KernelCompiler, KernelStore};
+use precast_driver::{DriverError, Library, Vendor};
+use precast_gpu::{GpuDevice, GpuTarget, KernelStore, RuntimeCompiler};
 use precast_program::{Device, Target};
 use precast_tensor::Digest;
 
@@ -44,10 +44,8 @@ fn open_cpu(options: &RunnerOptions, cache: &ProgramCache) -> OpenDevice {
 
 fn open_gpu(vendor: Vendor, options: &RunnerOptions, cache: &Arc<ProgramCache>) -> Result<OpenDevice, Error> {
     let device = open_gpu_device(vendor, options.device)?;
-    let compiler = Compiler::open(vendor).map_err(refused)?;
-    let version = compiler.version().map_err(refused)?;
+    let compiler = Arc::new(RuntimeCompiler::open(vendor).map_err(refused)?);
     let label = format!("{} ({})", device.driver().info().name, device.arch().name);
-    let compiler = Arc::new(RuntimeCompiler { compiler, version });
     let kernels = Arc::new(CachedKernels(cache.clone()));
     let target = GpuTarget::new(device.arch().clone(), options.passes.clone(), compiler, kernels);
     let target = if options.is_device_strict { target.strict() } else { target };
@@ -62,26 +60,6 @@ pub(crate) fn open_gpu_device(vendor: Vendor, name: DeviceName) -> Result<GpuDev
         return Err(Error::Device(format!("there is no device '{name}'; the driver has {count} of its kind")));
     }
     GpuDevice::new(library.device(name.number).map_err(refused)?).map_err(refused)
-}
-
-/// The vendor's compiler as kernels are compiled with it.
-struct RuntimeCompiler {
-    compiler: Compiler,
-    version: (i32, i32),
-}
-
-impl KernelCompiler for RuntimeCompiler {
-    fn version(&self) -> String {
-        let name = match self.compiler.vendor() {
-            Vendor::Cuda => "nvrtc",
-            Vendor::Hip => "hiprtc",
-        };
-        format!("{name}{}.{}", self.version.0, self.version.1)
-    }
-
-    fn compile(&self, text: &str, arch: &str) -> Result<Vec<u8>, String> {
-        self.compiler.compile(text, "kernel", arch, &["-std=c++17"]).map_err(|error| error.to_string())
-    }
 }
 
 /// Machine code as notes of a cache.
