@@ -43,6 +43,12 @@ impl KernelCompiler for RuntimeCompiler {
     }
 
     fn compile(&self, text: &str, arch: &str) -> Result<Vec<u8>, String> {
+        // HIPRTC dies of two compiles at once (seen with HIP 5.2); NVRTC takes any number.
+        static HIPRTC: Mutex<()> = Mutex::new(());
+        let _alone = match self.compiler.vendor() {
+            precast_driver::Vendor::Cuda => None,
+            precast_driver::Vendor::Hip => Some(HIPRTC.lock().unwrap_or_else(|poisoned| poisoned.into_inner())),
+        };
         self.compiler.compile(text, "kernel", arch, &["-std=c++17"]).map_err(|error| error.to_string())
     }
 }

@@ -1,0 +1,61 @@
+//! Kernel texts through the vendors' own compilers, where they are installed: no GPU is needed.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use precast_gpu::{Arch, GpuTarget, MemoryKernels, RuntimeCompiler, Vendor};
+use precast_ir::attr::NoConstants;
+use precast_ir::text;
+use precast_passes::{FloatPrecision, Numerics, PassOptions};
+use precast_program::{Bucket, MemoryStore, Target};
+
+/// Convolutions, pooling, a norm, products, attention's parts, a lookup and a softmax.
+const NETWORK: &str = r#"graph "network"(%0 "x": f32[2,3,8,8], %1 "w": f32[16,3,3,3], %2 "d": f32[16,1,3,3], %3 "m": f32[16,24], %4 "s": f32[24], %5 "i": i64[5]) {
+  %6 = conv(%0, %1) {stride=[1,1], pad_lo=[1,1], pad_hi=[1,1], dilation=[1,1], groups=1} : f32[2,16,8,8]
+  %7 = unary.gelu_erf(%6) {alpha=0.0, beta=0.0} : f32[2,16,8,8]
+  %8 = conv(%7, %2) {stride=[1,1], pad_lo=[1,1], pad_hi=[1,1], dilation=[1,1], groups=16} : f32[2,16,8,8]
+  %9 = binary.add(%8, %7) : f32[2,16,8,8]
+  %10 = pool.max(%9) {window=[2,2], stride=[2,2], pad_lo=[0,0], pad_hi=[0,0], dilation=[1,1], output=[4,4], count_pad=false, p=2} : f32[2,16,4,4]
+  %11 = reshape(%10) {shape=[2,16,16]} : f32[2,16,16]
+  %12 = transpose(%11) {perm=[0,2,1]} : f32[2,16,16]
+  %13 = matmul(%12, %3) {transpose_a=false, transpose_b=false} : f32[2,16,24]
+  %14 = layer_norm(%13, %4, %4) {axis=2, epsilon=0.00001} : f32[2,16,24]
+  %15 = softmax(%14) {axis=2, log=false} : f32[2,16,24]
+  %16 = gather(%15, %5) {axis=1} : f32[2,5,24]
+  %17 = reduce.sum(%16) {axes=[1], keep_dims=false} : f32[2,24]
+  return "y" %17
+}
+"#;
+
+fn compile_for(vendor: precast_driver::Vendor, arch: Arch) {
+    let compiler = match RuntimeCompiler::open(vendor) {
+        Ok(compiler) => Arc::new(compiler),
+        Err(error) => return println!("left out: {error}"),
+    };
+    let graph = text::parse(NETWORK, &NoConstants).unwrap();
+    for floats in [FloatPrecision::F32, FloatPrecision::F16] {
+        let options = PassOptions { numerics: Numerics { floats, ..Numerics::default() }, ..PassOptions::default() };
+        let target =
+            GpuTarget::new(arch.clone(), options, compiler.clone(), Arc::new(MemoryKernels::default())).strict();
+        let program = target.compile(&graph, &Bucket::default(), &MemoryStore::default()).unwrap();
+        println!("{} {}: {} steps", arch.name, floats.name(), program.steps.len());
+    }
+}
+
+fn arch(vendor: Vendor, name: &str, warp: u32) -> Arch {
+    Arch { vendor, name: name.to_string(), warp, shared_bytes_max: 64 << 10, multiprocessors: 104 }
+}
+
+#[test]
+fn every_kernel_of_a_network_compiles_for_amd() {
+    for (name, warp) in [("gfx908", 64), ("gfx90a", 64), ("gfx1030", 32)] {
+        compile_for(precast_driver::Vendor::Hip, arch(Vendor::Hip, name, warp));
+    }
+}
+
+#[test]
+fn every_kernel_of_a_network_compiles_for_nvidia() {
+    for name in ["sm_80", "sm_90"] {
+        compile_for(precast_driver::Vendor::Cuda, arch(Vendor::Cuda, name, 32));
+    }
+}
