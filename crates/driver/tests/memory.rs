@@ -4,10 +4,7 @@
 mod rig;
 
 use precast_driver::DriverError;
-use precast_fake_driver::Fake;
 use rig::on_both;
-use std::os::unix::process::ExitStatusExt;
-use std::process::Command;
 
 #[test]
 fn ordinary_memory_goes_there_and_back_in_pieces() {
@@ -100,27 +97,4 @@ fn memory_that_does_not_fit_is_an_error_of_its_kind() {
         drop(buffer);
         assert_eq!(rig.device.memory_free_total().unwrap(), before);
     });
-}
-
-/// Run in a process of its own by the test below, since it dies.
-#[test]
-#[ignore = "dies of a fault, which `the_host_cannot_touch_device_memory` looks for"]
-fn touch_device_memory() {
-    let fake = Fake::new(1);
-    let rig = rig::Rig::open(&fake, precast_driver::Vendor::Cuda).unwrap();
-    let buffer = rig.device.allocate(8).unwrap();
-    // SAFETY: none; the fault is the point.
-    let byte = unsafe { std::ptr::read_volatile(buffer.address() as *const u8) };
-    println!("read {byte}");
-}
-
-#[test]
-fn the_host_cannot_touch_device_memory() {
-    let executable = std::env::current_exe().unwrap();
-    let output =
-        Command::new(executable).args(["--ignored", "--exact", "touch_device_memory", "--nocapture"]).output().unwrap();
-    const SEGMENTATION_FAULT: i32 = 11;
-    assert_eq!(output.status.signal(), Some(SEGMENTATION_FAULT));
-    let words = String::from_utf8_lossy(&output.stderr);
-    assert!(words.contains("fake driver: the host touched device memory"), "{words}");
 }

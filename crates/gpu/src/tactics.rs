@@ -10,7 +10,6 @@ use crate::ops::matmul::product as matmul_product;
 use crate::ops::product::Product;
 use crate::site::Site;
 
-pub use crate::ops::conv::{reads_either_order, wants_channels_last};
 pub use crate::ops::tiles::{SplitBy, Tactic, Tile};
 
 /// The tactics of a node, the one that is expected to be fastest first; none where it has no choice.

@@ -53,6 +53,34 @@ fn fuse_gathers(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     Ok(copy.finish())
 }
 
+/// Where one part of every row of a concatenation that this pass fused comes from: positions of the body's inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowSource {
+    /// The rows of an input.
+    Rows(usize),
+    /// Rows of a table at indices.
+    Table {
+        /// The table.
+        table: usize,
+        /// The indices.
+        indices: usize,
+    },
+}
+
+/// The source of a part, and the gather where there is one; none if the body is not of this pass.
+pub fn row_source(body: &Graph, part: ValueId) -> Option<(RowSource, Option<&Node>)> {
+    let input = |value: ValueId| body.inputs().iter().position(|&input| input == value);
+    if let Some(position) = input(part) {
+        return Some((RowSource::Rows(position), None));
+    }
+    let (mut node, _) = body.producer(part)?;
+    if matches!(node.op, Op::Reshape(_)) {
+        (node, _) = body.producer(node.inputs[0])?;
+    }
+    let Op::Gather(_) = node.op else { return None };
+    Some((RowSource::Table { table: input(node.inputs[0])?, indices: input(node.inputs[1])? }, Some(node)))
+}
+
 /// The gather, and the reshape behind it if there is one, that make one part of every row of a concatenation.
 fn lookup(graph: &Graph, uses: &[u32], part: ValueId, axis: usize) -> Option<Vec<NodeId>> {
     let only_use = |value: ValueId| (uses[value.0 as usize] == 1).then_some(value);

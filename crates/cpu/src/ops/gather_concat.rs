@@ -1,7 +1,9 @@
 //! A concatenation whose parts are looked up in tables.
 
-use precast_ir::{Graph, Node, Op, ValueId};
+use precast_ir::{Graph, Op, ValueId};
 use precast_kernels::gather_concat::{PartPlace, RowPart, gather_concat};
+
+use precast_passes::fuse_gathers::{RowSource, row_source};
 
 use crate::ops::index::IndexType;
 use crate::step::{Lowered, StepNode};
@@ -57,17 +59,13 @@ pub fn lower(step: &StepNode, body: &Graph) -> Option<Lowered> {
 }
 
 fn source(step: &StepNode, body: &Graph, part: ValueId) -> Option<Source> {
-    let input = |value: ValueId| body.inputs().iter().position(|&input| input == value);
-    if let Some(position) = input(part) {
-        return Some(Source::Rows(position));
-    }
-    let (mut node, _) = body.producer(part)?;
-    if matches!(node.op, Op::Reshape(_)) {
-        (node, _) = body.producer(node.inputs[0])?;
-    }
-    let Node { op: Op::Gather(_), inputs, provenance, .. } = node else { return None };
-    let (table, indices) = (input(inputs[0])?, input(inputs[1])?);
-    let name = provenance.names().first().map_or(String::new(), |name| name.to_string());
-    let index_type = IndexType::of(step.dtype(indices))?;
-    Some(Source::Table { table, rows: step.shape(table)[0], indices, index_type, name })
+    let (source, gather) = row_source(body, part)?;
+    Some(match source {
+        RowSource::Rows(position) => Source::Rows(position),
+        RowSource::Table { table, indices } => {
+            let name = gather.and_then(|node| node.provenance.names().first().map(|name| name.to_string()));
+            let index_type = IndexType::of(step.dtype(indices))?;
+            Source::Table { table, rows: step.shape(table)[0], indices, index_type, name: name.unwrap_or_default() }
+        }
+    })
 }

@@ -33,12 +33,6 @@ pub fn lower_root(root: &Root) -> Result<Option<Lowered>, String> {
     }
 }
 
-/// Whether a convolution's x is as good in row-major order as with channels innermost: too few channels to read eight at
-/// once. It still writes its result in either order.
-pub fn reads_either_order(site: &Site) -> bool {
-    wants_channels_last(site) && site.shape(0)[1] < 8
-}
-
 /// Whether a convolution is better with channels innermost in memory: where matrix instructions read eight at once.
 pub fn wants_channels_last(site: &Site) -> bool {
     let is_conv = match site.op() {

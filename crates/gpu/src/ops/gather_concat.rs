@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use precast_ir::{Graph, Node, Op, ValueId};
+use precast_passes::fuse_gathers::{RowSource, row_source};
 
 use crate::element::word_type;
 use crate::kernel::{Launch, Lowered};
@@ -128,19 +129,11 @@ fn choose(body: &mut String, site: &Site, parts: &[Part], first: usize, range: R
 }
 
 fn source(site: &Site, body: &Graph, part: ValueId) -> Option<Source> {
-    let input = |value: ValueId| body.inputs().iter().position(|&input| input == value);
-    if let Some(position) = input(part) {
-        return Some(Source::Rows(position));
+    match row_source(body, part)?.0 {
+        RowSource::Rows(position) => Some(Source::Rows(position)),
+        RowSource::Table { table, indices } => {
+            let is_index = matches!(site.dtype(indices).size_bytes(), 4 | 8);
+            is_index.then(|| Source::Table { table, rows: site.shape(table)[0], indices })
+        }
     }
-    let (mut node, _) = body.producer(part)?;
-    if matches!(node.op, Op::Reshape(_)) {
-        (node, _) = body.producer(node.inputs[0])?;
-    }
-    let Node { op: Op::Gather(_), inputs, .. } = node else { return None };
-    let (table, indices) = (input(inputs[0])?, input(inputs[1])?);
-    matches!(site.dtype(indices).size_bytes(), 4 | 8).then(|| Source::Table {
-        table,
-        rows: site.shape(table)[0],
-        indices,
-    })
 }
