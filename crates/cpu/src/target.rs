@@ -5,7 +5,7 @@ use precast_ir::verify::verify;
 use precast_kernels::isa::Isa;
 use precast_passes::{CANONICAL, FUSED, FloatPrecision, PassError, PassOptions, PassReport, run_passes_with};
 use precast_program::{
-    ArtifactStore, Bucket, CompileError, Program, ProgramBuilder, StepDraft, StepRead, Target, TargetDescription,
+    ArtifactStore, Bucket, CompileError, Program, ProgramBuilder, Reuse, StepDraft, StepRead, Target, TargetDescription,
     TuningTable,
 };
 use precast_tensor::Type;
@@ -88,7 +88,8 @@ impl Target for CpuTarget {
             return Err(CompileError::Numerics(format!("the CPU has no kernels on {floats} values; a GPU has")));
         }
         verify(graph).map_err(|error| PassError { pass: "verify", reason: error.to_string() })?;
-        let mut builder = ProgramBuilder::new(graph, store)?;
+        let reuse = if self.machine.threads > 1 { Reuse::Steady } else { Reuse::Tight };
+        let mut builder = ProgramBuilder::new(graph, store)?.with_reuse(reuse);
         for node in graph.nodes() {
             if ProgramBuilder::is_view(&node.op) {
                 builder.add_view(node);

@@ -7,7 +7,7 @@ use precast_ir::{Definition, Graph, Node, Op, ValueId, text};
 use precast_tensor::{Tensor, Type};
 
 use crate::bucket::Bucket;
-use crate::plan::{Lifetime, plan_buffers};
+use crate::plan::{Lifetime, Reuse, plan_buffers};
 use crate::program::{BUILD, ConstantRef, Place, Port, Program, Slot, Step};
 use crate::store::ArtifactStore;
 use crate::target::CompileError;
@@ -70,6 +70,7 @@ pub struct ProgramBuilder<'a> {
     drafts: Vec<Draft>,
     constants: Vec<ConstantRef>,
     constant_positions: BTreeMap<String, u32>,
+    reuse: Reuse,
 }
 
 impl<'a> ProgramBuilder<'a> {
@@ -93,7 +94,13 @@ impl<'a> ProgramBuilder<'a> {
             drafts: Vec::new(),
             constants: Vec::new(),
             constant_positions: BTreeMap::new(),
+            reuse: Reuse::default(),
         })
+    }
+
+    /// The same with another way to plan the arena.
+    pub fn with_reuse(self, reuse: Reuse) -> ProgramBuilder<'a> {
+        ProgramBuilder { reuse, ..self }
     }
 
     /// Whether a node's result is its operand's bytes under another Type.
@@ -220,7 +227,7 @@ impl<'a> ProgramBuilder<'a> {
                 Lifetime { bytes, first, last }
             })
             .collect();
-        let plan = plan_buffers(&lifetimes);
+        let plan = plan_buffers(&lifetimes, self.reuse);
         let mut places = vec![Place::Arena(0); self.buffers.len()];
         for (position, buffer) in self.buffers.iter().enumerate() {
             if let Some(output) = buffer.output {

@@ -16,7 +16,7 @@ pub use bucket::Bucket;
 pub use build::{ProgramBuilder, StepDraft, StepRead};
 pub use device::{Device, DeviceContext, LoadError, LoadedProgram, RunError};
 pub use file::{FileError, decode, encode};
-pub use plan::{Lifetime, Plan, plan_buffers};
+pub use plan::{Lifetime, Plan, Reuse, plan_buffers};
 pub use program::{ConstantRef, Place, Port, Program, Slot, Step};
 pub use store::{ArtifactStore, MemoryStore};
 pub use target::{CompileError, Target, TargetDescription};
