@@ -5,8 +5,8 @@ use precast_ir::verify::verify;
 use precast_kernels::isa::Isa;
 use precast_passes::{CANONICAL, FUSED, FloatPrecision, PassError, PassOptions, PassReport, run_passes_with};
 use precast_program::{
-    ArtifactStore, Bucket, CompileError, Program, ProgramBuilder, Reuse, StepDraft, StepRead, Target, TargetDescription,
-    TuningTable,
+    ArtifactStore, Bucket, CompileError, Program, ProgramBuilder, Reuse, StepDraft, StepRead, Target,
+    TargetDescription, TuningTable,
 };
 use precast_tensor::Type;
 

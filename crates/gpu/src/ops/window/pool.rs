@@ -9,52 +9,68 @@ use crate::element::{element, float_literal, int_literal, is_narrow, load, memor
 use crate::kernel::Lowered;
 use crate::nest::{Kernel, Param, axis_indices, indent, index_type, offset_sum};
 use crate::ops::layout::number;
+use crate::ops::offsets::common_width;
 use crate::site::{Site, dense_strides};
 
+/// The most bytes that a thread reads at once.
+const LANE_BYTES: usize = 16;
 /// Places below this are computed in 32 bits.
 const NARROW_MAX: i64 = 1 << 30;
 
-/// Pools windows.
+/// Pools windows: one thread for as many channels as lie together.
 pub fn lower_pool(site: &Site, op: &Pool) -> Option<Lowered> {
     let dtype = site.dtype(0);
     let ty = value_type(dtype).filter(|_| !is_narrow(dtype))?;
     let windows = Windows::new(site, &op.window, &op.stride, &op.pad_lo, &op.pad_hi, &op.dilation)?;
+    let windows = windows.with_lanes(site, LANE_BYTES / dtype.size_bytes());
+    let (lanes, offset) = (windows.lanes, &windows.offset);
     let mut body = windows.begin();
-    let v = load(dtype, &format!("x[{}]", windows.offset));
+    let _ = writeln!(body, "{ty} sums[{lanes}];\ni32 count = 0;");
+    let mut for_each_element = |first: &str, each: &str| {
+        let _ = writeln!(body, "UNROLL for (int e = 0; e < {lanes}; e++) sums[e] = {first};");
+        let memory = memory_type(dtype)?;
+        let load = load(dtype, "read.at[e]");
+        body.push_str(&windows.for_each_place(&format!(
+            "const Vec<{memory}, {lanes}> read = load_vec<{lanes}>(x + ({offset}));\nUNROLL for (int e = 0; e < {lanes}; \
+             e++) {{\n    const {ty} v = {load};\n    {each}\n}}\ncount += 1;\n"
+        )));
+        Some(())
+    };
     let value = match op.func {
         PoolFn::Max => {
-            let least = least(dtype);
-            let _ = writeln!(body, "{ty} best = {least};\nbool has_one = false;");
-            body.push_str(&windows.for_each_place(&format!(
-                "const {ty} v = {v};\nif (!has_one || (best == best && !(v <= best))) best = v;\nhas_one = true;\n"
-            )));
-            "best".to_string()
+            let take = "if (count == 0 || (sums[e] == sums[e] && !(v <= sums[e]))) sums[e] = v;";
+            for_each_element(&least(dtype), take)?;
+            "sums[e]".to_string()
         }
         PoolFn::Avg => {
-            let _ = writeln!(body, "{ty} total = 0;\ni32 count = 0;");
-            body.push_str(&windows.for_each_place(&format!("total += {v};\ncount += 1;\n")));
+            for_each_element("0", "sums[e] += v;")?;
             if op.count_pad {
                 let _ = writeln!(body, "count = {};", windows.padded_count());
             }
-            format!("total / ({ty})count")
+            format!("sums[e] / ({ty})count")
         }
         PoolFn::Lp => {
             let p = float_literal(dtype, op.p as f64);
             let (term, root) = match op.p {
-                1 => ("of_fabs(v)".to_string(), "total".to_string()),
-                2 => ("v * v".to_string(), "of_sqrt(total)".to_string()),
+                1 => ("of_fabs(v)".to_string(), "sums[e]".to_string()),
+                2 => ("v * v".to_string(), "of_sqrt(sums[e])".to_string()),
                 _ => (
                     format!("of_pow(of_fabs(v), {p})"),
-                    format!("of_pow(total, {})", float_literal(dtype, 1.0 / op.p as f64)),
+                    format!("of_pow(sums[e], {})", float_literal(dtype, 1.0 / op.p as f64)),
                 ),
             };
-            let _ = writeln!(body, "{ty} total = 0;");
-            body.push_str(&windows.for_each_place(&format!("const {ty} v = {v};\ntotal += {term};\n")));
+            for_each_element("0", &format!("sums[e] += {term};"))?;
             root
         }
     };
-    let _ = writeln!(body, "y[at] = {};", element(dtype, &value));
-    let params = vec![Param::read(0, "x", memory_type(dtype)?), Param::write(0, "y", memory_type(dtype)?)];
+    let memory = memory_type(dtype)?;
+    let _ = writeln!(
+        body,
+        "Vec<{memory}, {lanes}> pooled;\nUNROLL for (int e = 0; e < {lanes}; e++) pooled.at[e] = {};\n\
+         store_vec<{lanes}>(y + at * {lanes}u, pooled);",
+        element(dtype, &value)
+    );
+    let params = vec![Param::read(0, "x", memory), Param::write(0, "y", memory)];
     let launch = Kernel::new("pool", params).for_each(windows.count, windows.index, &body);
     Some(Lowered::one(format!("pool.{}", op.func.name()), launch))
 }
@@ -96,6 +112,9 @@ fn least(dtype: DType) -> String {
 
 /// The windows of a node: text that runs along the places of one.
 struct Windows {
+    /// Channels of one thread, which lie together.
+    lanes: usize,
+    /// Threads.
     count: usize,
     index: &'static str,
     /// Type of places, which may be negative.
@@ -124,7 +143,7 @@ impl Windows {
         pad_hi: &[Dim],
         dilation: &[usize],
     ) -> Option<Windows> {
-        let (shape, x_shape, own) = (site.out_shape(0), site.shape(0), site.strides(0));
+        let (shape, x_shape) = (site.out_shape(0), site.shape(0));
         let axes: Vec<WindowAxis> = (0..window.len())
             .map(|axis| {
                 Some(WindowAxis {
@@ -142,17 +161,35 @@ impl Windows {
             (reach as i64) < NARROW_MAX && own.pad_lo.abs() < NARROW_MAX && own.pad_hi.abs() < NARROW_MAX
         });
         let index = index_type(&[shape.iter().product(), x_shape.iter().product()]);
-        let place = |axis: usize| format!("({index})p{axis}");
-        let terms = (0..axes.len()).map(|axis| (place(axis), own[axis + 2] as i64));
-        let outer = [("i0".to_string(), own[0] as i64), ("i1".to_string(), own[1] as i64)];
-        Some(Windows {
-            count: shape.iter().product(),
+        let windows = Windows {
+            lanes: 1,
+            count: 0,
             index,
             signed: if is_narrow { "i32" } else { "i64" },
-            indices: axis_indices(&shape, &site.out_strides(0), index),
-            offset: offset_sum(outer.into_iter().chain(terms), index),
+            indices: String::new(),
+            offset: String::new(),
             axes,
-        })
+        };
+        Some(windows.with_lanes(site, 1))
+    }
+
+    /// The same with as many channels a thread as lie together in x and in the result, up to `most`.
+    fn with_lanes(self, site: &Site, most: usize) -> Windows {
+        let (mut shape, own, out) = (site.out_shape(0), site.strides(0), site.out_strides(0));
+        let outer = (0..shape.len()).filter(|&axis| axis != 1 && site.shape(0)[axis].max(shape[axis]) > 1);
+        let pitches: Vec<usize> = outer.flat_map(|axis| [own[axis], out[axis]]).chain([shape[1]]).collect();
+        let lanes = if own[1] == 1 && out[1] == 1 { common_width(most, &pitches) } else { 1 };
+        shape[1] /= lanes;
+        let index = self.index;
+        let spatial = (0..self.axes.len()).map(|axis| (format!("({index})p{axis}"), own[axis + 2] as i64));
+        let outer = [("i0".to_string(), own[0] as i64), ("i1".to_string(), (own[1] * lanes) as i64)];
+        Windows {
+            lanes,
+            count: shape.iter().product(),
+            indices: axis_indices(&shape, &out, index),
+            offset: offset_sum(outer.into_iter().chain(spatial), index),
+            ..self
+        }
     }
 
     /// Where the window of the element begins.
