@@ -20,6 +20,7 @@ use serde_json::json;
 
 use crate::manifest::{self, ModelEntry};
 use crate::measure::median;
+use crate::ranked::Ranking;
 use crate::{fetch, inputs};
 
 /// Batches that every model is compared at.
@@ -65,6 +66,9 @@ pub struct GpuArguments {
     /// Measure tactics first.
     #[arg(long)]
     tune: bool,
+    /// Leave this pass out.
+    #[arg(long, value_name = "PASS")]
+    without: Vec<String>,
     /// Where a model differs, list the first values that do.
     #[arg(long)]
     bisect: bool,
@@ -196,7 +200,8 @@ fn try_model(
     let runner = Runner::new(Model::open(file)?, RunnerOptions::default())?;
     let (graph, positions): (Graph, Vec<usize>) = runner.graph(&named)?;
     let tensors: Vec<Tensor> = positions.iter().map(|&position| named[position].1.aligned()).collect();
-    let passes = PassOptions { numerics: Numerics { floats, ..Numerics::default() }, ..PassOptions::default() };
+    let numerics = Numerics { floats, ..Numerics::default() };
+    let passes = PassOptions { disabled: arguments.without.clone(), numerics, ..PassOptions::default() };
     let kernels = Arc::new(MemoryKernels::default());
     let target = GpuTarget::new(rig.device.arch().clone(), passes, rig.compiler.clone(), kernels.clone());
     let target = if arguments.tune {
@@ -240,10 +245,11 @@ fn try_model(
     };
     if !arguments.no_check {
         let expected: Vec<Tensor> = runner.run(&named)?.into_iter().map(|(_, tensor)| tensor).collect();
-        let error = compare(rig, &program, &*loaded, &tensors, &expected)?;
-        row.error = Some(error);
         let tolerance =
             if floats == FloatPrecision::F32 { entry.tolerance().max(TOLERANCE_F32) } else { TOLERANCE_F16 };
+        let ranking = entry.ranked_by.map(|score_column| Ranking { score_column, tolerance });
+        let error = compare(rig, &program, &*loaded, &tensors, &expected, ranking)?;
+        row.error = Some(error);
         row.ok = error <= tolerance;
         if arguments.bisect && !row.ok {
             row.reason = Some(first_differences(rig, &target, &graph, &tensors, tolerance)?);
@@ -317,6 +323,7 @@ fn compare(
     loaded: &dyn LoadedProgram,
     tensors: &[Tensor],
     expected: &[Tensor],
+    ranking: Option<Ranking>,
 ) -> Result<f64> {
     let mut context = rig.device.context(0);
     let bytes: Vec<&[u8]> = tensors.iter().map(Tensor::as_bytes).collect();
@@ -327,6 +334,7 @@ fn compare(
         context.run(loaded, &bytes, &mut slices)?;
         for (found, expected) in outputs.into_iter().zip(expected) {
             let found = Tensor::new(expected.dtype(), expected.shape().to_vec(), found.into())?;
+            let found = ranking.map_or(Ok(found.clone()), |ranking| ranking.align(&found, expected))?;
             let error = relative_error(&found.to_f64_vec(), &expected.to_f64_vec());
             worst = worst.max(if error.is_nan() { f64::INFINITY } else { error });
         }

@@ -21,6 +21,7 @@ mod openvino;
 mod paths;
 mod pcg64;
 mod peak;
+mod ranked;
 mod test;
 mod torture;
 mod venv;

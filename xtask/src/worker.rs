@@ -17,6 +17,7 @@ use crate::case::{self, TargetName};
 use crate::measure::Measuring;
 use crate::models::BatchChecker;
 use crate::peak;
+use crate::ranked::Ranking;
 
 /// What a worker can be asked for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -25,7 +26,7 @@ pub enum Request {
     /// Run a conformance case; the answer is a [`case::CaseReport`].
     Case { folder: PathBuf, target: TargetName },
     /// Run a model on the inputs of a folder and compare with the outputs there; a [`crate::models::BatchReport`].
-    Batch { model: PathBuf, folder: PathBuf },
+    Batch { model: PathBuf, folder: PathBuf, ranking: Option<Ranking> },
     /// Measure a model on the inputs of a folder; [`crate::measure::Milliseconds`].
     Measure { model: PathBuf, folder: PathBuf, threads: usize, seconds: f64 },
     /// Run a model once on the inputs of a folder, compiled from nothing or on Programs of a cache;
@@ -140,12 +141,12 @@ impl State {
     fn answer(&mut self, request: Request) -> Result<serde_json::Value> {
         Ok(match request {
             Request::Case { folder, target } => serde_json::to_value(case::run(&folder, target)?)?,
-            Request::Batch { model, folder } => {
+            Request::Batch { model, folder, ranking } => {
                 let checker = match self.checker.take().filter(|checker| checker.model == model) {
                     Some(checker) => checker,
                     None => BatchChecker::open(&model)?,
                 };
-                serde_json::to_value(self.checker.insert(checker).check(&folder)?)?
+                serde_json::to_value(self.checker.insert(checker).check(&folder, ranking)?)?
             }
             Request::Measure { model, folder, threads, seconds } => {
                 let measuring = match self.measuring.take().filter(|measuring| measuring.model == model) {
