@@ -10,7 +10,10 @@ mod docs;
 mod fetch;
 mod fill;
 mod gpu;
+mod gpu_compilers;
+mod hip_check;
 mod inputs;
+mod kernel_texts;
 mod known_failures;
 mod manifest;
 mod measure;
@@ -59,8 +62,10 @@ enum Command {
     Bench(bench::Bench),
     /// Compare and time every model on this machine's GPU.
     Gpu(gpu::GpuArguments),
+    /// Compile every kernel of every model for AMD, without an AMD machine.
+    HipCheck(hip_check::HipCheckArguments),
     /// Run every test of the project.
-    Test,
+    Test(test::TestArguments),
     /// Use a cache as told; started by `torture cache`.
     #[command(hide = true)]
     TortureChild {
@@ -81,7 +86,8 @@ fn main() -> ExitCode {
         Command::Torture(what) => torture::run(&what),
         Command::Bench(what) => bench::run(&what),
         Command::Gpu(arguments) => gpu::run(&arguments),
-        Command::Test => test::run(),
+        Command::HipCheck(arguments) => hip_check::run(&arguments),
+        Command::Test(arguments) => test::run(&arguments),
         Command::TortureChild { task } => torture::cache_child::serve(&task),
         Command::Worker => worker::serve(),
     };

@@ -10,6 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use precast_driver::Vendor;
+use precast_gpu::{KernelCompiler, RuntimeCompiler};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +34,8 @@ pub enum Request {
     /// Run a model once on the inputs of a folder, compiled from nothing or on Programs of a cache;
     /// [`crate::peak::PeakMemory`].
     Peak { model: PathBuf, folder: PathBuf, threads: usize, cache: Option<PathBuf> },
+    /// Compile a kernel with HIPRTC; the bytes of its machine code.
+    HipKernel { text: String, arch: String },
 }
 
 /// A child process that answers requests.
@@ -135,6 +139,7 @@ pub fn serve() -> Result<()> {
 struct State {
     checker: Option<BatchChecker>,
     measuring: Option<Measuring>,
+    hiprtc: Option<RuntimeCompiler>,
 }
 
 impl State {
@@ -157,6 +162,14 @@ impl State {
             }
             Request::Peak { model, folder, threads, cache } => {
                 serde_json::to_value(peak::run_once(&model, &folder, threads, cache.as_deref())?)?
+            }
+            Request::HipKernel { text, arch } => {
+                let hiprtc = match self.hiprtc.take() {
+                    Some(hiprtc) => hiprtc,
+                    None => RuntimeCompiler::open(Vendor::Hip)?,
+                };
+                let code = self.hiprtc.insert(hiprtc).compile(&text, &arch).map_err(anyhow::Error::msg)?;
+                serde_json::to_value(code.len())?
             }
         })
     }
