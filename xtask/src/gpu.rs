@@ -1,6 +1,7 @@
 //! Models on a GPU, on the machine that has one: every model against the CPU, step by step and replayed, then its speed with
 //! inputs on the device. Writes one JSON.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use precast::{
     FloatPrecision, Graph, Model, Numerics, PassOptions, Program, Runner, RunnerOptions, Tensor, relative_error,
 };
 use precast_cpu::{CpuDevice, CpuTarget, Isa};
-use precast_driver::{DeviceBuffer, Library, Vendor};
+use precast_driver::{Compiler, DeviceBuffer, Library, Vendor};
 use precast_gpu::{GpuDevice, GpuTarget, KernelCompiler, MemoryKernels, RuntimeCompiler, tune};
 use precast_ir::ValueId;
 use precast_program::{Bucket, Device, DeviceContext, LoadedProgram, MemoryStore, Target, TuningTable};
@@ -66,6 +67,9 @@ pub struct GpuArguments {
     /// Measure tactics first.
     #[arg(long)]
     tune: bool,
+    /// Run on HIP by this library, which is driver and compiler in one.
+    #[arg(long, value_name = "FILE")]
+    hip: Option<PathBuf>,
     /// Leave this pass out.
     #[arg(long, value_name = "PASS")]
     without: Vec<String>,
@@ -100,18 +104,31 @@ struct Row {
     slowest: Vec<(String, String, f64)>,
 }
 
-struct Rig {
-    device: GpuDevice,
-    compiler: Arc<RuntimeCompiler>,
+/// A device with its compiler.
+pub struct Rig {
+    pub device: GpuDevice,
+    pub compiler: Arc<RuntimeCompiler>,
+}
+
+impl Rig {
+    /// The first device of CUDA, or of a library that is HIP's driver and compiler in one.
+    pub fn open(hip: Option<&Path>) -> Result<Rig> {
+        let (library, compiler) = match hip {
+            None => (Library::open(Vendor::Cuda)?, RuntimeCompiler::open(Vendor::Cuda)?),
+            Some(path) => {
+                let compiler = RuntimeCompiler::new(Compiler::open_path(Vendor::Hip, path)?)?;
+                (Library::open_path(Vendor::Hip, path)?, compiler)
+            }
+        };
+        let device = GpuDevice::new(library.device(0)?)?;
+        Ok(Rig { device, compiler: Arc::new(compiler) })
+    }
 }
 
 /// Runs the models.
 pub fn run(arguments: &GpuArguments) -> Result<()> {
-    let library = Library::open(Vendor::Cuda)?;
-    let device = GpuDevice::new(library.device(0)?)?;
-    let compiler = Arc::new(RuntimeCompiler::open(Vendor::Cuda)?);
-    eprintln!("{} · {} · {}", device.driver().info().name, device.arch().name, compiler.version());
-    let rig = Rig { device, compiler };
+    let rig = Rig::open(arguments.hip.as_deref())?;
+    eprintln!("{} · {} · {}", rig.device.driver().info().name, rig.device.arch().name, rig.compiler.version());
     let is_wanted = |model: &&ModelEntry| {
         arguments.only.is_empty() || arguments.only.iter().any(|part| model.name.contains(part.as_str()))
     };
@@ -191,7 +208,7 @@ fn print_row(row: &Row) {
 fn try_model(
     rig: &Rig,
     entry: &ModelEntry,
-    file: &std::path::Path,
+    file: &Path,
     batch: usize,
     floats: FloatPrecision,
     arguments: &GpuArguments,

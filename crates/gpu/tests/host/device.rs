@@ -70,9 +70,9 @@ impl Rig {
         Ok(Rig { device, arch, compiler: TestCompiler(compiler), kernels: MemoryKernels::default() })
     }
 
-    /// Threads of a warp.
-    pub fn warp(&self) -> u32 {
-        self.arch.warp
+    /// Whether kernels of a mode can run here.
+    pub fn takes(&self, mode: Mode) -> bool {
+        self.arch.warp == mode.warp && mode.shared_bytes_max <= self.arch.shared_bytes_max
     }
 
     /// The outputs of each plan, in row-major order.

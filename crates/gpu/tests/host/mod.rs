@@ -144,7 +144,7 @@ pub fn check(cases: &[Case], mode: Mode) {
 
 /// The same with kernels that `lower` gives.
 pub fn check_with(cases: &[Case], mode: Mode, lower: &LowerFn) {
-    if device::asked().is_some_and(|rig| rig.warp() != mode.warp) {
+    if device::asked().is_some_and(|rig| !rig.takes(mode)) {
         return;
     }
     let mut failures = Vec::new();
