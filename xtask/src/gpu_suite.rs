@@ -29,7 +29,7 @@ pub struct GpuSuiteArguments {
     /// The JSON; bars of parts that do not run now stay in it.
     #[arg(long, value_name = "FILE", default_value = "gpu-results.json")]
     out: PathBuf,
-    /// Only models whose names contain one of these, in parts that run every model.
+    /// Only models whose names contain one of these, in parts that compare models.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Measure tactics before speeds.
@@ -170,7 +170,7 @@ fn run_part(part: Part, arguments: &GpuSuiteArguments) -> Result<Vec<Bar>> {
         Part::Models => parts::models(&arguments.only),
         Part::Ops => parts::ops(),
         Part::Conformance => parts::conformance(),
-        Part::Sessions => sessions::bars(),
+        Part::Sessions => sessions::bars(&arguments.only),
         Part::Speed => parts::speed(arguments.tune),
         Part::Compile => compile_times::bars(),
         Part::Hip => parts::hip(&arguments.only),
