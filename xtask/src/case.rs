@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use clap::ValueEnum;
+use precast::device_name::{DeviceName, resolve_device};
 use precast::{DType, Model, Runner, RunnerOptions, Tensor};
 use precast_cpu::lower::REFERENCE;
 use precast_onnx::proto::{GraphProto, ModelProto, TypeValue, ValueInfoProto};
@@ -23,10 +24,12 @@ pub enum TargetName {
     Reference,
     /// The CPU target.
     Cpu,
+    /// The first GPU of NVIDIA, on machines that have one.
+    Cuda,
 }
 
 impl TargetName {
-    /// Every target, in the order of reports.
+    /// Every target that runs on every machine, in the order of reports.
     pub const ALL: [TargetName; 2] = [TargetName::Reference, TargetName::Cpu];
 
     /// Its name in lists and reports.
@@ -34,7 +37,15 @@ impl TargetName {
         match self {
             TargetName::Reference => "reference",
             TargetName::Cpu => "cpu",
+            TargetName::Cuda => "cuda",
         }
+    }
+
+    fn device(self) -> Result<DeviceName> {
+        Ok(match self {
+            TargetName::Reference | TargetName::Cpu => DeviceName::CPU,
+            TargetName::Cuda => resolve_device("cuda")?,
+        })
     }
 }
 
@@ -43,9 +54,12 @@ impl TargetName {
 pub struct CaseReport {
     /// The ai.onnx operator that the case is about, if it is one node.
     pub operator: Option<String>,
-    /// On the CPU: some step ran by reference evaluation.
+    /// On a device: some step ran by reference evaluation, or on the host.
     pub by_reference: bool,
 }
+
+/// How kernels of a GPU's steps begin that run on the host.
+const HOST_STEP: &str = "host.";
 
 /// How close a result must come: |found − expected| ≤ atol + rtol |expected|.
 #[derive(Clone, Copy, Deserialize)]
@@ -60,7 +74,8 @@ pub fn run(folder: &Path, target: TargetName) -> Result<CaseReport> {
     let proto = ModelProto::decode(bytes.clone())?;
     let graph = proto.graph.context("the model has no graph")?;
     let tolerance: Tolerance = serde_json::from_slice(&fs::read(folder.join("tolerance.json"))?)?;
-    let runner = Runner::new(Model::from_bytes(bytes)?, RunnerOptions::default())?;
+    let options = RunnerOptions { device: target.device()?, ..RunnerOptions::default() };
+    let runner = Runner::new(Model::from_bytes(bytes)?, options)?;
     let mut report = CaseReport { operator: single_operator(&graph), by_reference: false };
     for set in 0.. {
         let data_set = folder.join(format!("test_data_set_{set}"));
@@ -72,13 +87,13 @@ pub fn run(folder: &Path, target: TargetName) -> Result<CaseReport> {
         let expected = read_values(&graph.output, &data_set, "output")?;
         let found = match target {
             TargetName::Reference => runner.run_reference(&inputs)?,
-            TargetName::Cpu => runner.run(&inputs)?,
+            TargetName::Cpu | TargetName::Cuda => runner.run(&inputs)?,
         };
         ensure!(found.len() == expected.len(), "{} outputs where {} are expected", found.len(), expected.len());
         for ((name, found), (_, expected)) in found.iter().zip(&expected) {
             check_close(found, expected, tolerance).with_context(|| format!("output '{name}'"))?;
         }
-        report.by_reference |= target == TargetName::Cpu && uses_reference(&runner, &inputs)?;
+        report.by_reference |= target != TargetName::Reference && uses_reference(&runner, &inputs)?;
     }
     Ok(report)
 }
@@ -96,7 +111,8 @@ fn uses_reference(runner: &Runner, inputs: &Named) -> Result<bool> {
     let Some(ready) = runner.ready(inputs)? else {
         return Ok(true);
     };
-    Ok(ready.program().steps.iter().any(|step| step.kernel.starts_with(REFERENCE)))
+    let is_foreign = |kernel: &str| kernel.starts_with(REFERENCE) || kernel.starts_with(HOST_STEP);
+    Ok(ready.program().steps.iter().any(|step| is_foreign(&step.kernel)))
 }
 
 /// The inputs of a data set. Old models list initializers among their inputs; the data does not give those.

@@ -76,22 +76,29 @@ pub fn run(arguments: &ConformanceArguments) -> Result<()> {
             eprintln!("{} {case}: {verdict}", target.name());
         }
     }
-    let summary = summarise(&targets, &results);
+    let mut known = known_failures::read()?;
+    if targets.contains(&TargetName::Cuda) {
+        // What cannot be imported fails everywhere; nothing else may fail on a GPU.
+        let cpu = known.iter().filter(|((target, _), _)| *target == TargetName::Cpu);
+        let cuda: Vec<_> = cpu.map(|((_, case), reason)| ((TargetName::Cuda, case.clone()), reason.clone())).collect();
+        known.extend(cuda);
+    }
+    let surprises = surprises(&known, &results, |target, case| targets.contains(&target) && is_selected(case));
+    let mut summary = summarise(&targets, &results);
     eprintln!("{summary}");
     if arguments.json {
+        summary["surprises"] = json!(surprises);
         println!("{summary}");
     }
-    let known = known_failures::read()?;
     if arguments.bless {
         return known_failures::write(&bless(known, &targets, &results));
     }
-    let surprises = surprises(&known, &results, |target, case| targets.contains(&target) && is_selected(case));
     ensure!(surprises.is_empty(), "{} surprises:\n  {}", surprises.len(), surprises.join("\n  "));
     Ok(())
 }
 
-/// Every case with its folder, by name; generated first where they are not kept.
-fn list_cases() -> Result<BTreeMap<String, PathBuf>> {
+/// The folder of all cases; generated first where they are not kept.
+pub fn cases_folder() -> Result<PathBuf> {
     let version = REQUIREMENTS.lines().next().context("requirements.txt is empty")?;
     let folder = paths::cache().join(format!("cases-{version}"));
     if !folder.exists() {
@@ -103,8 +110,13 @@ fn list_cases() -> Result<BTreeMap<String, PathBuf>> {
         venv::call(Command::new(python).arg(&script).arg(&out))?;
         fs::rename(&out, &folder)?;
     }
+    Ok(folder)
+}
+
+/// Every case with its folder, by name.
+fn list_cases() -> Result<BTreeMap<String, PathBuf>> {
     let mut cases = BTreeMap::new();
-    for kind in fs::read_dir(&folder)? {
+    for kind in fs::read_dir(cases_folder()?)? {
         for case in fs::read_dir(kind?.path())? {
             let path = case?.path();
             let name = path.file_name().context("a case has no name")?.to_string_lossy().into_owned();
@@ -167,7 +179,7 @@ fn summarise(targets: &[TargetName], results: &Results) -> Value {
         let passed: Vec<&CaseReport> = of_target().filter_map(|result| result.as_ref().ok()).collect();
         let total = of_target().count();
         let mut counts = json!({ "passed": passed.len(), "failed": total - passed.len(), "total": total });
-        if target == TargetName::Cpu {
+        if target != TargetName::Reference {
             counts["by_reference"] = passed.iter().filter(|report| report.by_reference).count().into();
         }
         by_target.insert(target.name().to_string(), counts);

@@ -76,6 +76,7 @@ fn sha256_of(path: &Path) -> Result<String> {
 fn archive(package: &Package) -> Result<PathBuf> {
     let kept = paths::cache().join("packages").join(format!("{}-{}", package.package, package.version));
     if !kept.exists() {
+        ensure!(paths::bundle().is_none(), "'{}' is not part of this bundle", package.path);
         eprintln!("downloading {} {}", package.package, package.version);
         let folder = tempfile::tempdir_in(paths::cache())?;
         download(package, folder.path())?;

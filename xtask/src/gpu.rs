@@ -1,6 +1,7 @@
 //! Models on a GPU, on the machine that has one: every model against the CPU, step by step and replayed, then its speed with
 //! inputs on the device. Writes one JSON.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use precast::{
     FloatPrecision, Graph, Model, Numerics, PassOptions, Program, Runner, RunnerOptions, Tensor, relative_error,
 };
 use precast_cpu::{CpuDevice, CpuTarget, Isa};
-use precast_driver::{DeviceBuffer, Library, Vendor};
+use precast_driver::{Compiler, DeviceBuffer, Library, Vendor};
 use precast_gpu::{GpuDevice, GpuTarget, KernelCompiler, MemoryKernels, RuntimeCompiler, tune};
 use precast_ir::ValueId;
 use precast_program::{Bucket, Device, DeviceContext, LoadedProgram, MemoryStore, Target, TuningTable};
@@ -20,6 +21,7 @@ use serde_json::json;
 
 use crate::manifest::{self, ModelEntry};
 use crate::measure::median;
+use crate::ranked::Ranking;
 use crate::{fetch, inputs};
 
 /// Batches that every model is compared at.
@@ -65,6 +67,12 @@ pub struct GpuArguments {
     /// Measure tactics first.
     #[arg(long)]
     tune: bool,
+    /// Run on HIP by this library, which is driver and compiler in one.
+    #[arg(long, value_name = "FILE")]
+    hip: Option<PathBuf>,
+    /// Leave this pass out.
+    #[arg(long, value_name = "PASS")]
+    without: Vec<String>,
     /// Where a model differs, list the first values that do.
     #[arg(long)]
     bisect: bool,
@@ -96,18 +104,31 @@ struct Row {
     slowest: Vec<(String, String, f64)>,
 }
 
-struct Rig {
-    device: GpuDevice,
-    compiler: Arc<RuntimeCompiler>,
+/// A device with its compiler.
+pub struct Rig {
+    pub device: GpuDevice,
+    pub compiler: Arc<RuntimeCompiler>,
+}
+
+impl Rig {
+    /// The first device of CUDA, or of a library that is HIP's driver and compiler in one.
+    pub fn open(hip: Option<&Path>) -> Result<Rig> {
+        let (library, compiler) = match hip {
+            None => (Library::open(Vendor::Cuda)?, RuntimeCompiler::open(Vendor::Cuda)?),
+            Some(path) => {
+                let compiler = RuntimeCompiler::new(Compiler::open_path(Vendor::Hip, path)?)?;
+                (Library::open_path(Vendor::Hip, path)?, compiler)
+            }
+        };
+        let device = GpuDevice::new(library.device(0)?)?;
+        Ok(Rig { device, compiler: Arc::new(compiler) })
+    }
 }
 
 /// Runs the models.
 pub fn run(arguments: &GpuArguments) -> Result<()> {
-    let library = Library::open(Vendor::Cuda)?;
-    let device = GpuDevice::new(library.device(0)?)?;
-    let compiler = Arc::new(RuntimeCompiler::open(Vendor::Cuda)?);
-    eprintln!("{} · {} · {}", device.driver().info().name, device.arch().name, compiler.version());
-    let rig = Rig { device, compiler };
+    let rig = Rig::open(arguments.hip.as_deref())?;
+    eprintln!("{} · {} · {}", rig.device.driver().info().name, rig.device.arch().name, rig.compiler.version());
     let is_wanted = |model: &&ModelEntry| {
         arguments.only.is_empty() || arguments.only.iter().any(|part| model.name.contains(part.as_str()))
     };
@@ -187,7 +208,7 @@ fn print_row(row: &Row) {
 fn try_model(
     rig: &Rig,
     entry: &ModelEntry,
-    file: &std::path::Path,
+    file: &Path,
     batch: usize,
     floats: FloatPrecision,
     arguments: &GpuArguments,
@@ -196,7 +217,8 @@ fn try_model(
     let runner = Runner::new(Model::open(file)?, RunnerOptions::default())?;
     let (graph, positions): (Graph, Vec<usize>) = runner.graph(&named)?;
     let tensors: Vec<Tensor> = positions.iter().map(|&position| named[position].1.aligned()).collect();
-    let passes = PassOptions { numerics: Numerics { floats, ..Numerics::default() }, ..PassOptions::default() };
+    let numerics = Numerics { floats, ..Numerics::default() };
+    let passes = PassOptions { disabled: arguments.without.clone(), numerics, ..PassOptions::default() };
     let kernels = Arc::new(MemoryKernels::default());
     let target = GpuTarget::new(rig.device.arch().clone(), passes, rig.compiler.clone(), kernels.clone());
     let target = if arguments.tune {
@@ -240,10 +262,11 @@ fn try_model(
     };
     if !arguments.no_check {
         let expected: Vec<Tensor> = runner.run(&named)?.into_iter().map(|(_, tensor)| tensor).collect();
-        let error = compare(rig, &program, &*loaded, &tensors, &expected)?;
-        row.error = Some(error);
         let tolerance =
             if floats == FloatPrecision::F32 { entry.tolerance().max(TOLERANCE_F32) } else { TOLERANCE_F16 };
+        let ranking = entry.ranked_by.map(|score_column| Ranking { score_column, tolerance });
+        let error = compare(rig, &program, &*loaded, &tensors, &expected, ranking)?;
+        row.error = Some(error);
         row.ok = error <= tolerance;
         if arguments.bisect && !row.ok {
             row.reason = Some(first_differences(rig, &target, &graph, &tensors, tolerance)?);
@@ -317,6 +340,7 @@ fn compare(
     loaded: &dyn LoadedProgram,
     tensors: &[Tensor],
     expected: &[Tensor],
+    ranking: Option<Ranking>,
 ) -> Result<f64> {
     let mut context = rig.device.context(0);
     let bytes: Vec<&[u8]> = tensors.iter().map(Tensor::as_bytes).collect();
@@ -327,6 +351,7 @@ fn compare(
         context.run(loaded, &bytes, &mut slices)?;
         for (found, expected) in outputs.into_iter().zip(expected) {
             let found = Tensor::new(expected.dtype(), expected.shape().to_vec(), found.into())?;
+            let found = ranking.map_or(Ok(found.clone()), |ranking| ranking.align(&found, expected))?;
             let error = relative_error(&found.to_f64_vec(), &expected.to_f64_vec());
             worst = worst.max(if error.is_nan() { f64::INFINITY } else { error });
         }

@@ -10,7 +10,12 @@ mod docs;
 mod fetch;
 mod fill;
 mod gpu;
+mod gpu_bundle;
+mod gpu_compilers;
+mod gpu_suite;
+mod hip_check;
 mod inputs;
+mod kernel_texts;
 mod known_failures;
 mod manifest;
 mod measure;
@@ -21,6 +26,7 @@ mod openvino;
 mod paths;
 mod pcg64;
 mod peak;
+mod ranked;
 mod test;
 mod torture;
 mod venv;
@@ -58,8 +64,14 @@ enum Command {
     Bench(bench::Bench),
     /// Compare and time every model on this machine's GPU.
     Gpu(gpu::GpuArguments),
+    /// Pack everything that a machine with a GPU needs to check the project.
+    GpuBundle(gpu_bundle::GpuBundleArguments),
+    /// Check the project on this machine's GPU, bar by bar.
+    GpuSuite(gpu_suite::GpuSuiteArguments),
+    /// Compile every kernel of every model for AMD, without an AMD machine.
+    HipCheck(hip_check::HipCheckArguments),
     /// Run every test of the project.
-    Test,
+    Test(test::TestArguments),
     /// Use a cache as told; started by `torture cache`.
     #[command(hide = true)]
     TortureChild {
@@ -80,7 +92,10 @@ fn main() -> ExitCode {
         Command::Torture(what) => torture::run(&what),
         Command::Bench(what) => bench::run(&what),
         Command::Gpu(arguments) => gpu::run(&arguments),
-        Command::Test => test::run(),
+        Command::GpuBundle(arguments) => gpu_bundle::run(&arguments),
+        Command::GpuSuite(arguments) => gpu_suite::run(&arguments),
+        Command::HipCheck(arguments) => hip_check::run(&arguments),
+        Command::Test(arguments) => test::run(&arguments),
         Command::TortureChild { task } => torture::cache_child::serve(&task),
         Command::Worker => worker::serve(),
     };

@@ -25,6 +25,8 @@ pub struct ModelEntry {
     pub inputs: Vec<InputEntry>,
     /// Whether its activations are quantised at run time.
     pub is_quantised: bool,
+    /// The column of scores by which the rows of every output are in order, if they are.
+    pub ranked_by: Option<usize>,
 }
 
 impl ModelEntry {
@@ -141,6 +143,7 @@ fn package_models(folder: &Path) -> Result<Vec<ModelEntry>> {
         source: Source::Package(row.package),
         is_batch_dynamic: row.dynamic_batch,
         inputs: row.inputs,
+        ranked_by: None,
     });
     Ok(models.collect())
 }
@@ -156,6 +159,7 @@ fn skeleton_models(folder: &Path) -> Result<Vec<ModelEntry>> {
         filled_values_sha256: String,
         filled_bytes: u64,
         inputs: Vec<InputEntry>,
+        ranked_by: Option<usize>,
     }
     let file: File = read_json(&folder.join("skeletons.json"))?;
     let models = file.skeletons.into_iter().map(|(name, row)| ModelEntry {
@@ -168,6 +172,7 @@ fn skeleton_models(folder: &Path) -> Result<Vec<ModelEntry>> {
         },
         is_batch_dynamic: true,
         inputs: row.inputs,
+        ranked_by: row.ranked_by,
     });
     Ok(models.collect())
 }
@@ -203,5 +208,6 @@ fn recsys190(folder: &Path) -> Result<ModelEntry> {
         is_batch_dynamic: true,
         inputs: categorical.chain(dense).collect(),
         is_quantised: false,
+        ranked_by: None,
     })
 }

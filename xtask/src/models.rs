@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::manifest::{self, ModelEntry};
 use crate::measure::{Speed, compare_speed};
+use crate::ranked::Ranking;
 use crate::worker::{Request, Worker, ask_own};
 use crate::{fetch, inputs, onnxruntime, paths};
 
@@ -130,9 +131,10 @@ fn compare_with_onnxruntime(model: &ModelEntry, report: &mut ModelReport, option
     onnxruntime::run(&path, THREADS, &folders).context("onnxruntime")?;
     // A process of its own: a crash is this model's alone, and its memory ends with it.
     let mut worker = Worker::start_own(Stdio::inherit())?;
+    let ranking = model.ranked_by.map(|score_column| Ranking { score_column, tolerance: model.tolerance() });
     let mut worst: f64 = 0.0;
     for (batch, folder) in report.batches.iter().zip(&folders) {
-        let request = Request::Batch { model: path.clone(), folder: folder.clone() };
+        let request = Request::Batch { model: path.clone(), folder: folder.clone(), ranking };
         let found: BatchReport = ask_own(&mut worker, &request).with_context(|| format!("batch {batch}"))?;
         if options.is_detailed {
             let outputs = found.outputs.iter();
@@ -188,12 +190,13 @@ impl BatchChecker {
 
     /// Runs the inputs of a folder and compares with onnxruntime's outputs there. Other Types, other integers and
     /// errors without bound are failures whatever the tolerance.
-    pub fn check(&self, folder: &Path) -> Result<BatchReport> {
+    pub fn check(&self, folder: &Path, ranking: Option<Ranking>) -> Result<BatchReport> {
         let found = self.runner.run(&onnxruntime::read_inputs(folder)?)?;
         let mut outputs = Vec::new();
         for (index, (name, tensor)) in found.iter().enumerate() {
             let expected = onnxruntime::read_output(folder, index)?;
-            let difference = compare(tensor, &expected);
+            let aligned = ranking.map(|ranking| ranking.align(tensor, &expected)).transpose()?;
+            let difference = compare(aligned.as_ref().unwrap_or(tensor), &expected);
             let output = format!("output '{name}' {}", difference.description);
             if !tensor.dtype().is_float() {
                 ensure!(

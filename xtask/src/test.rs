@@ -6,8 +6,17 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
 
-use crate::paths;
+use crate::{gpu_compilers, paths};
+
+/// Arguments of `cargo xtask test`.
+#[derive(Args)]
+pub struct TestArguments {
+    /// Install what tests use of the system's packages.
+    #[arg(long)]
+    install: bool,
+}
 
 /// One thing to run.
 struct Step {
@@ -16,8 +25,11 @@ struct Step {
 }
 
 /// Runs everything; goes on after a failure, so that one run names them all.
-pub fn run() -> Result<()> {
+pub fn run(arguments: &TestArguments) -> Result<()> {
     let start = Instant::now();
+    if arguments.install {
+        left_out(gpu_compilers::install_hiprtc());
+    }
     let steps = steps()?;
     let mut failed = Vec::new();
     let count = steps.len();
@@ -36,11 +48,28 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
+/// What could not be had is said; the tests that need it are left out.
+fn left_out<T>(had: Result<T>) -> Option<T> {
+    had.map_err(|error| eprintln!("==> left out: {error:#}")).ok()
+}
+
+/// The tests of all crates, with kernels compiled by the vendors' compilers where there are any.
+fn crate_tests() -> Step {
+    let mut step = cargo(&["test", "--quiet", "--workspace"]);
+    if let Some(folder) = left_out(gpu_compilers::nvrtc_folder()).flatten() {
+        let before = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let folders = [folder].into_iter().chain(std::env::split_paths(&before));
+        // A folder with a colon in its name cannot be given, which is as good as none.
+        step.command.env("LD_LIBRARY_PATH", std::env::join_paths(folders).unwrap_or(before));
+    }
+    step
+}
+
 fn steps() -> Result<Vec<Step>> {
     let mut steps = vec![
         cargo(&["fmt", "--all", "--check"]),
         cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-        cargo(&["test", "--quiet", "--workspace"]),
+        crate_tests(),
         own(&["docs", "--check"])?,
         own(&["conformance", "--json"])?,
         own(&["models", "--small", "--json"])?,

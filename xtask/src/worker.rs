@@ -10,6 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use precast_driver::Vendor;
+use precast_gpu::{KernelCompiler, RuntimeCompiler};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +19,7 @@ use crate::case::{self, TargetName};
 use crate::measure::Measuring;
 use crate::models::BatchChecker;
 use crate::peak;
+use crate::ranked::Ranking;
 
 /// What a worker can be asked for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -25,12 +28,14 @@ pub enum Request {
     /// Run a conformance case; the answer is a [`case::CaseReport`].
     Case { folder: PathBuf, target: TargetName },
     /// Run a model on the inputs of a folder and compare with the outputs there; a [`crate::models::BatchReport`].
-    Batch { model: PathBuf, folder: PathBuf },
+    Batch { model: PathBuf, folder: PathBuf, ranking: Option<Ranking> },
     /// Measure a model on the inputs of a folder; [`crate::measure::Milliseconds`].
     Measure { model: PathBuf, folder: PathBuf, threads: usize, seconds: f64 },
     /// Run a model once on the inputs of a folder, compiled from nothing or on Programs of a cache;
     /// [`crate::peak::PeakMemory`].
     Peak { model: PathBuf, folder: PathBuf, threads: usize, cache: Option<PathBuf> },
+    /// Compile a kernel with HIPRTC; the bytes of its machine code.
+    HipKernel { text: String, arch: String },
 }
 
 /// A child process that answers requests.
@@ -134,18 +139,19 @@ pub fn serve() -> Result<()> {
 struct State {
     checker: Option<BatchChecker>,
     measuring: Option<Measuring>,
+    hiprtc: Option<RuntimeCompiler>,
 }
 
 impl State {
     fn answer(&mut self, request: Request) -> Result<serde_json::Value> {
         Ok(match request {
             Request::Case { folder, target } => serde_json::to_value(case::run(&folder, target)?)?,
-            Request::Batch { model, folder } => {
+            Request::Batch { model, folder, ranking } => {
                 let checker = match self.checker.take().filter(|checker| checker.model == model) {
                     Some(checker) => checker,
                     None => BatchChecker::open(&model)?,
                 };
-                serde_json::to_value(self.checker.insert(checker).check(&folder)?)?
+                serde_json::to_value(self.checker.insert(checker).check(&folder, ranking)?)?
             }
             Request::Measure { model, folder, threads, seconds } => {
                 let measuring = match self.measuring.take().filter(|measuring| measuring.model == model) {
@@ -156,6 +162,14 @@ impl State {
             }
             Request::Peak { model, folder, threads, cache } => {
                 serde_json::to_value(peak::run_once(&model, &folder, threads, cache.as_deref())?)?
+            }
+            Request::HipKernel { text, arch } => {
+                let hiprtc = match self.hiprtc.take() {
+                    Some(hiprtc) => hiprtc,
+                    None => RuntimeCompiler::open(Vendor::Hip)?,
+                };
+                let code = self.hiprtc.insert(hiprtc).compile(&text, &arch).map_err(anyhow::Error::msg)?;
+                serde_json::to_value(code.len())?
             }
         })
     }

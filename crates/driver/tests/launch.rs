@@ -4,7 +4,7 @@
 mod rig;
 
 use precast_driver::{DriverError, Stream, Vendor};
-use rig::{arch, on_both, push_digit, read_cell};
+use rig::{arch, on_both, on_vendors, push_digit, read_cell};
 
 #[test]
 fn a_kernel_runs_with_the_values_it_was_launched_with() {
@@ -134,7 +134,7 @@ fn a_caller_s_stream_is_used_and_left_alone() {
 
 #[test]
 fn images_and_names_that_do_not_fit_are_errors() {
-    on_both(|_, rig| {
+    on_vendors(|_, rig| {
         let other = if rig.vendor == Vendor::Cuda { "sm_80" } else { "gfx1030" };
         let image = rig.compiler.compile(rig::TEXT, "test.cu", other, &[]).unwrap();
         assert_eq!(rig.device.load_module(&image).unwrap_err().code(), Some(209));
@@ -148,7 +148,7 @@ fn images_and_names_that_do_not_fit_are_errors() {
 
 #[test]
 fn a_text_that_does_not_compile_gives_the_log() {
-    on_both(|_, rig| {
+    on_vendors(|_, rig| {
         let error = rig.compiler.compile("int a;\n#error_for_test\n", "wrong.cu", arch(rig.vendor), &[]).unwrap_err();
         let (name, arch) = ("wrong.cu".to_string(), arch(rig.vendor).to_string());
         let log = "wrong.cu(2): error: this line does not compile".to_string();
@@ -179,7 +179,7 @@ fn shared_memory_is_asked_for_up_to_the_device_s() {
 
 #[test]
 fn a_device_says_what_it_is() {
-    on_both(|_, rig| {
+    on_vendors(|_, rig| {
         let info = rig.device.info();
         let (name, warp) =
             if rig.vendor == Vendor::Cuda { ("Fake CUDA device 0", 32) } else { ("Fake HIP device 0", 64) };

@@ -1,16 +1,12 @@
 //! The tests' side: a fresh copy of the library, with devices, faults and rules of its own.
 
-use libloading::Library;
+use crate::private_copy::PrivateCopy;
 use std::ffi::{CString, c_char};
-use std::path::{Path, PathBuf};
-use tempfile::TempDir;
+use std::path::Path;
 
 /// One opened copy of the fake driver. Tests that run side by side have one each and share nothing.
 pub struct Fake {
-    library: &'static Library,
-    path: PathBuf,
-    /// Where the copy lies; removed with this.
-    _folder: TempDir,
+    copy: PrivateCopy,
 }
 
 type ReadText = unsafe extern "C" fn(*mut u8, usize) -> usize;
@@ -21,28 +17,20 @@ impl Fake {
     /// The library is looked for beside the running test, where Cargo puts it for a crate that has
     /// `precast-fake-driver` among its dev-dependencies.
     pub fn new(devices: u32) -> Fake {
-        let folder = tempfile::tempdir().expect("a temporary folder can be made");
-        let path = folder.path().join("libfake.so");
-        let original = library_path();
-        std::fs::copy(&original, &path)
-            .unwrap_or_else(|error| panic!("{} cannot be copied: {error}", original.display()));
-        // SAFETY: the library is our own. Another file is another copy for the loader, with state of its own.
-        let library = unsafe { Library::new(&path) }.expect("the fake driver can be opened");
-        // Never closed: threads may still hold its thread-local values when the test ends.
-        let fake = Fake { library: Box::leak(Box::new(library)), path, _folder: folder };
+        let fake = Fake { copy: PrivateCopy::open("libprecast_fake_driver.so") };
         fake.reset(devices);
         fake
     }
 
     /// Where the copy is, to be opened as a driver or as a compiler of either vendor.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.copy.path()
     }
 
     /// Forgets everything and offers this many devices.
     pub fn reset(&self, devices: u32) {
         // SAFETY: the function has this signature.
-        let reset = unsafe { self.library.get::<extern "C" fn(u32)>(b"fake_driver_reset") };
+        let reset = unsafe { self.copy.library.get::<extern "C" fn(u32)>(b"fake_driver_reset") };
         reset.expect("the fake driver has its own functions")(devices);
     }
 
@@ -59,7 +47,7 @@ impl Fake {
     fn call_inject(&self, name: &[u8], symbol: &str, nth: u32, code: i32) {
         let text = CString::new(symbol).expect("a symbol holds no zero byte");
         // SAFETY: the function has this signature.
-        let inject = unsafe { self.library.get::<unsafe extern "C" fn(*const c_char, u32, i32)>(name) };
+        let inject = unsafe { self.copy.library.get::<unsafe extern "C" fn(*const c_char, u32, i32)>(name) };
         let inject = inject.expect("the fake driver has its own functions");
         // SAFETY: the text ends with a zero byte.
         unsafe { inject(text.as_ptr(), nth, code) };
@@ -69,7 +57,8 @@ impl Fake {
     pub fn calls(&self, symbol: &str) -> u32 {
         let text = CString::new(symbol).expect("a symbol holds no zero byte");
         // SAFETY: the function has this signature.
-        let calls = unsafe { self.library.get::<unsafe extern "C" fn(*const c_char) -> u32>(b"fake_driver_calls") };
+        let calls =
+            unsafe { self.copy.library.get::<unsafe extern "C" fn(*const c_char) -> u32>(b"fake_driver_calls") };
         let calls = calls.expect("the fake driver has its own functions");
         // SAFETY: the text ends with a zero byte.
         unsafe { calls(text.as_ptr()) }
@@ -77,8 +66,7 @@ impl Fake {
 
     /// Whether the library exports a function.
     pub fn has_symbol(&self, symbol: &str) -> bool {
-        // SAFETY: the symbol is not called.
-        unsafe { self.library.get::<extern "C" fn()>(symbol.as_bytes()) }.is_ok()
+        self.copy.has_symbol(symbol)
     }
 
     /// The violations since they were last read, one a sentence.
@@ -99,7 +87,7 @@ impl Fake {
 
     fn read(&self, name: &[u8]) -> String {
         // SAFETY: the function has this signature.
-        let read = unsafe { self.library.get::<ReadText>(name) }.expect("the fake driver has its own functions");
+        let read = unsafe { self.copy.library.get::<ReadText>(name) }.expect("the fake driver has its own functions");
         let mut bytes = vec![0; 1 << 16];
         loop {
             // SAFETY: the vector has as many bytes as the call is told.
@@ -111,14 +99,4 @@ impl Fake {
             bytes.resize(len, 0);
         }
     }
-}
-
-/// The library beside the running executable, or beside the folder of one that is not a test.
-fn library_path() -> PathBuf {
-    let name = "libprecast_fake_driver.so";
-    let executable = std::env::current_exe().expect("the running executable has a path");
-    let folder = executable.parent().expect("an executable lies in a folder");
-    let places = [folder.join(name), folder.join("deps").join(name), folder.join("../deps").join(name)];
-    let found = places.iter().find(|place| place.exists());
-    found.unwrap_or_else(|| panic!("{name} is not beside {}", executable.display())).clone()
 }

@@ -14,10 +14,13 @@ mod exports;
 mod fake;
 mod fault;
 mod graph;
+mod hip_on_cuda;
 mod memory;
 mod module;
 mod objects;
+mod private_copy;
 mod queue;
 mod state;
 
 pub use fake::Fake;
+pub use hip_on_cuda::HipOnCuda;

@@ -56,6 +56,7 @@ impl State {
             (Vendor::Cuda, 16) => 132,
             (Vendor::Cuda, 10) => 32,
             (Vendor::Cuda, 38) => 50 << 20,
+            (Vendor::Cuda, 8) => 48 << 10,
             (Vendor::Cuda, 97) => 227 << 10,
             (Vendor::Cuda, 75) => 9,
             (Vendor::Cuda, 76) => 0,

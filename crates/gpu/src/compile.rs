@@ -27,9 +27,13 @@ pub struct RuntimeCompiler {
 impl RuntimeCompiler {
     /// The compiler of a vendor.
     pub fn open(vendor: precast_driver::Vendor) -> Result<RuntimeCompiler, DriverError> {
-        let compiler = Compiler::open(vendor)?;
+        RuntimeCompiler::new(Compiler::open(vendor)?)
+    }
+
+    /// A compiler that is open already.
+    pub fn new(compiler: Compiler) -> Result<RuntimeCompiler, DriverError> {
         let (major, minor) = compiler.version()?;
-        let name = match vendor {
+        let name = match compiler.vendor() {
             precast_driver::Vendor::Cuda => "nvrtc",
             precast_driver::Vendor::Hip => "hiprtc",
         };

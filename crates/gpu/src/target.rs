@@ -7,8 +7,8 @@ use bytes::Bytes;
 use precast_ir::graph::GraphError;
 use precast_ir::{Graph, Node};
 use precast_passes::{
-    CANONICAL, FUSED, FloatPrecision, Numerics, PassError, PassOptions, PassReport, narrow_floats, run_passes,
-    run_passes_with,
+    CANONICAL, FUSED, FloatPrecision, Numerics, PassError, PassOptions, PassReport, StepCosts, narrow_floats,
+    run_passes, run_passes_with,
 };
 use precast_program::{
     ArtifactStore, Bucket, CompileError, ConstantRef, Place, Program, ProgramBuilder, Slot, Step, StepDraft, StepRead,
@@ -34,6 +34,16 @@ const OVERLAPPING_WAVES: u64 = 4;
 
 /// Passes whose results only another target has kernels for.
 const FOREIGN_PASSES: [&str; 1] = ["quantise_weights"];
+
+/// What steps cost on a data-centre GPU of the last years, by how values lie: dense products at the rate that large
+/// convolutions reach, feature maps between main memory and the second cache, and what a launch takes within a capture.
+fn step_costs(floats: FloatPrecision) -> StepCosts {
+    let (dense_per_ns, element_bytes) = match floats {
+        FloatPrecision::F32 => (15_000, None),
+        FloatPrecision::F16 => (100_000, Some(2)),
+    };
+    StepCosts { dense_per_ns, depthwise_per_ns: 10_000, bytes_per_ns: 4_000, element_bytes, step_ns: 2_000 }
+}
 
 /// Compiles for one architecture.
 pub struct GpuTarget {
@@ -62,6 +72,7 @@ impl GpuTarget {
         compiler: Arc<dyn KernelCompiler>,
         kernels: Arc<dyn KernelStore>,
     ) -> GpuTarget {
+        let options = PassOptions { costs: step_costs(options.numerics.floats), ..options };
         let kind = kind_of(arch.vendor).to_string();
         let features = format!("{}-{}mp-{}", arch.name, arch.multiprocessors, compiler.version());
         let description = TargetDescription { kind, features, threads: 1, numerics: options.numerics.clone() };

@@ -7,14 +7,14 @@ use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::Dim;
 
 use crate::log::{Log, Reason};
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "absorb_pads",
     doc: "conv(pad(x, 0), W) → conv(x, W) with the pads added to its own",
     class: Class::Exact,
-    run: absorb_pads,
+    run: Run::Plain(absorb_pads),
 };
 
 /// It pads with something other than zeros.

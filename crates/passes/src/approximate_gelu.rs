@@ -6,14 +6,14 @@ use precast_ir::{Graph, Op};
 
 use crate::fast_math::FastRewrite;
 use crate::log::Log;
-use crate::pipeline::{Class, Liberty, Pass};
+use crate::pipeline::{Class, Liberty, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "approximate_gelu",
     doc: "gelu_erf(x) → gelu_tanh(x)",
     class: Class::Fast(Liberty::Math(FastRewrite::Gelu)),
-    run: approximate_gelu,
+    run: Run::Plain(approximate_gelu),
 };
 
 fn approximate_gelu(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {

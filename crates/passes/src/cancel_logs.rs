@@ -8,14 +8,14 @@ use precast_ir::{Graph, Op, ValueId};
 use crate::fast_math::FastRewrite;
 use crate::log::Log;
 use crate::pattern::{made_by, made_by_unary};
-use crate::pipeline::{Class, Liberty, Pass};
+use crate::pipeline::{Class, Liberty, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "cancel_logs",
     doc: "log(exp(x)) → x; log(a / b) → log(a) − log(b)",
     class: Class::Fast(Liberty::Math(FastRewrite::LogExp)),
-    run: cancel_logs,
+    run: Run::Plain(cancel_logs),
 };
 
 fn cancel_logs(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {

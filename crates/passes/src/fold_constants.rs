@@ -11,7 +11,7 @@ use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::{Tensor, Type};
 
 use crate::log::{Log, Reason};
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// Results of this size or less are always worth folding.
 const SMALL_BYTES: u64 = 64 << 10;
@@ -21,8 +21,12 @@ const GROWTH: (u64, u64) = (5, 4);
 const MULTIPLY_ADDS_MAX: u64 = 1 << 30;
 
 /// The pass.
-pub const PASS: Pass =
-    Pass { name: "fold_constants", doc: "f(constants) → constant", class: Class::Exact, run: fold_constants };
+pub const PASS: Pass = Pass {
+    name: "fold_constants",
+    doc: "f(constants) → constant",
+    class: Class::Exact,
+    run: Run::Plain(fold_constants),
+};
 
 /// A size is a symbol.
 const UNKNOWN_SIZE: Reason = "unknown-size";

@@ -13,14 +13,15 @@ use precast_tensor::{Dim, Tensor};
 use crate::fold_scales::channel_vector;
 use crate::log::{Log, Reason};
 use crate::pattern::binary;
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
+use crate::step_costs::StepCosts;
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "fold_conv_1x1",
     doc: "conv(conv(x, W1, b1), W2, b2) → conv(x, W2·W1, b2 + W2·b1), W2 or W1 a 1×1 filter",
     class: Class::Rounding,
-    run: fold_conv_1x1,
+    run: Run::Costed(fold_conv_1x1),
 };
 
 /// Something other than a constant a channel stands between the two.
@@ -44,7 +45,7 @@ const RANGE: Reason = "range";
 /// One step is not faster than two.
 const NOT_PROFITABLE: Reason = "not-profitable";
 
-fn fold_conv_1x1(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
+fn fold_conv_1x1(graph: &Graph, costs: &StepCosts, log: &mut Log) -> Result<Graph, GraphError> {
     let uses = graph.use_counts();
     let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
@@ -56,7 +57,7 @@ fn fold_conv_1x1(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
                 // The reason that a reader can act on: a pair that is illegal anyway is not told about its uses.
                 Some(Err(legal(&pair).err().unwrap_or(MULTIPLE_USES)))
             }
-            Some(Ok(pair)) => Some(fold(&pair)),
+            Some(Ok(pair)) => Some(fold(&pair, costs)),
         };
         match folded {
             Some(Ok(folded)) => {
@@ -282,13 +283,13 @@ struct Folded {
     provenance: Provenance,
 }
 
-fn fold(pair: &Pair<'_>) -> Result<Folded, Reason> {
+fn fold(pair: &Pair<'_>, costs: &StepCosts) -> Result<Folded, Reason> {
     let op = legal(pair)?;
     let (Some(_), Some(_)) = (pair.inner.filter, pair.outer.filter) else { return Err(WEIGHTS_NOT_CONSTANT) };
     if matches!(pair.inner.bias, Bias::Computed) || matches!(pair.outer.bias, Bias::Computed) {
         return Err(WEIGHTS_NOT_CONSTANT);
     }
-    if !is_profitable(pair, &op) {
+    if !is_profitable(pair, &op, costs) {
         return Err(NOT_PROFITABLE);
     }
     let product = multiply(pair, op.groups).ok_or(RANGE)?;
@@ -373,24 +374,9 @@ fn in_range(like: &Tensor, shape: &[usize], elements: &[f64], reach: &[f64]) -> 
     is_safe.then_some(rounded)
 }
 
-/// What steps cost on a machine.
-struct Costs {
-    /// Products a nanosecond of a dense convolution.
-    dense_per_ns: f64,
-    /// Products a nanosecond of a convolution of one channel each.
-    depthwise_per_ns: f64,
-    bytes_per_ns: f64,
-    /// Besides its work, for each step.
-    step_ns: f64,
-}
-
-/// A few cores whose feature maps lie in their caches. Counting bytes as main memory does would take pairs such as
-/// 32 → 16 → 96 channels, whose product has half as many multiplications again and is slower.
-const COSTS: Costs = Costs { dense_per_ns: 100.0, depthwise_per_ns: 50.0, bytes_per_ns: 40.0, step_ns: 500.0 };
-
 /// Whether one step takes less time than two (§4.4).
-fn is_profitable(pair: &Pair<'_>, op: &Conv) -> bool {
-    let Some(times) = times(pair, op, &COSTS) else { return false };
+fn is_profitable(pair: &Pair<'_>, op: &Conv, costs: &StepCosts) -> bool {
+    let Some(times) = times(pair, op, costs) else { return false };
     times.fused < times.separate
 }
 
@@ -400,9 +386,9 @@ struct Times {
     fused: f64,
 }
 
-fn times(pair: &Pair<'_>, op: &Conv, costs: &Costs) -> Option<Times> {
+fn times(pair: &Pair<'_>, op: &Conv, costs: &StepCosts) -> Option<Times> {
     let (w1, w2) = (pair.inner.filter?, pair.outer.filter?);
-    let bytes = w1.dtype().size_bytes() as f64;
+    let bytes = costs.element_bytes.map_or(w1.dtype().size_bytes() as f64, f64::from);
     // A batch that is not known yet has one row: it scales everything but the weights.
     let count = |dims: &[Dim]| -> Option<f64> {
         dims.iter()
@@ -416,7 +402,9 @@ fn times(pair: &Pair<'_>, op: &Conv, costs: &Costs) -> Option<Times> {
     };
     let step = |from: f64, to: f64, weights: f64, each: f64, is_depthwise: bool| {
         let per_ns = if is_depthwise { costs.depthwise_per_ns } else { costs.dense_per_ns };
-        f64::max(to * each / per_ns, (from + to + weights) * bytes / costs.bytes_per_ns) + costs.step_ns
+        let busy_ns =
+            f64::max(to * each / f64::from(per_ns), (from + to + weights) * bytes / f64::from(costs.bytes_per_ns));
+        busy_ns + f64::from(costs.step_ns)
     };
     let (x, middle, output) = (count(pair.x)?, count(pair.middle)?, count(pair.output)?);
     let per_output = |filter: &Tensor| filter.shape()[1..].iter().product::<usize>() as f64;

@@ -172,9 +172,9 @@ fn is_equal(draw: &Draw, graph: &Graph, joined: &Graph) -> bool {
         && expected[0].to_f64_vec().iter().zip(found[0].to_f64_vec()).all(|(a, b)| (a - b).abs() <= 1e-11 * size)
 }
 
-fn reasons(graph: &Graph) -> Vec<Reason> {
+fn reasons(graph: &Graph, costs: &StepCosts) -> Vec<Reason> {
     let mut log = Log::default();
-    fold_conv_1x1(graph, &mut log).unwrap();
+    fold_conv_1x1(graph, costs, &mut log).unwrap();
     crate::log::PassReport::of(PASS.name, log).refused.into_iter().map(|(reason, _)| reason).collect()
 }
 
@@ -255,7 +255,7 @@ fn check_refused(
         let mut draw = draw(&mut random, is_mirrored);
         change(&mut draw);
         let (graph, _) = draw.graph(&between);
-        assert_eq!(reasons(&graph), [reason], "{draw:?}");
+        assert_eq!(reasons(&graph, &StepCosts::CORES), [reason], "{draw:?}");
         wrong += usize::from(force(&draw, &graph).is_none_or(|forced| !is_equal(&draw, &graph, &forced)));
     }
     assert!(wrong > 0, "the guard {reason} is idle");
@@ -368,7 +368,7 @@ fn products_out_of_range_are_refused() {
             value = graph.add(conv, &[value, filter], &Default::default()).unwrap();
         }
         graph.add_output("y", value);
-        assert_eq!(reasons(&graph), [RANGE], "{element}");
+        assert_eq!(reasons(&graph, &StepCosts::CORES), [RANGE], "{element}");
     }
 }
 
@@ -379,7 +379,7 @@ fn pairs_that_something_else_reads_or_computes_are_refused() {
         let draw = draw(&mut random, false);
         let (mut graph, middle) = draw.graph(same);
         graph.add_output("middle", middle);
-        assert_eq!(reasons(&graph), [MULTIPLE_USES], "{draw:?}");
+        assert_eq!(reasons(&graph, &StepCosts::CORES), [MULTIPLE_USES], "{draw:?}");
     }
     let mut graph = Graph::new("");
     let ty = Type::new(DType::F32, [1usize, 1, 4]);
@@ -388,27 +388,35 @@ fn pairs_that_something_else_reads_or_computes_are_refused() {
     let middle = graph.add(conv.clone(), &[x, filter], &Default::default()).unwrap();
     let y = graph.add(conv, &[middle, filter], &Default::default()).unwrap();
     graph.add_output("y", y);
-    assert_eq!(reasons(&graph), [WEIGHTS_NOT_CONSTANT]);
+    assert_eq!(reasons(&graph, &StepCosts::CORES), [WEIGHTS_NOT_CONSTANT]);
 }
 
-/// A row of the table of §4.4: filter, channels, groups, strides, output size and the CPU-like ratio of times.
-type ProfitRow = (usize, [usize; 3], [usize; 2], [usize; 2], usize, f64);
+/// A row of the table of §4.4: filter, channels, groups, strides, output size and the CPU-like and GPU-like ratios of times.
+type ProfitRow = (usize, [usize; 3], [usize; 2], [usize; 2], usize, [f64; 2]);
 
 #[test]
 fn the_profit_model_gives_the_ratios_of_the_specification() {
     let rows: [ProfitRow; 10] = [
-        (3, [64, 64, 256], [1, 1], [1, 1], 56, 2.51),
-        (3, [256, 256, 64], [1, 1], [1, 1], 28, 0.24),
-        (3, [64, 256, 64], [1, 1], [1, 1], 56, 0.22),
-        (3, [128, 128, 128], [1, 1], [1, 1], 28, 0.89),
-        (3, [128, 128, 128], [1, 1], [1, 2], 28, 0.23),
-        (1, [256, 64, 256], [1, 1], [1, 1], 56, 1.50),
-        (1, [64, 256, 64], [1, 1], [1, 1], 56, 0.20),
-        (3, [128, 128, 128], [128, 1], [1, 1], 80, 4.28),
-        (3, [128, 128, 128], [128, 1], [2, 1], 20, 2.28),
-        (3, [256, 256, 256], [4, 8], [1, 1], 28, 0.81),
+        (3, [64, 64, 256], [1, 1], [1, 1], 56, [2.51, 0.92]),
+        (3, [256, 256, 64], [1, 1], [1, 1], 28, [0.24, 0.34]),
+        (3, [64, 256, 64], [1, 1], [1, 1], 56, [0.22, 0.30]),
+        (3, [128, 128, 128], [1, 1], [1, 1], 28, [0.89, 0.56]),
+        (3, [128, 128, 128], [1, 1], [1, 2], 28, [0.23, 0.34]),
+        (1, [256, 64, 256], [1, 1], [1, 1], 56, [1.50, 0.66]),
+        (1, [64, 256, 64], [1, 1], [1, 1], 56, [0.20, 0.35]),
+        (3, [128, 128, 128], [128, 1], [1, 1], 80, [4.28, 1.08]),
+        (3, [128, 128, 128], [128, 1], [2, 1], 20, [2.28, 0.59]),
+        (3, [256, 256, 256], [4, 8], [1, 1], 28, [0.81, 0.53]),
     ];
-    let cpu_like = Costs { dense_per_ns: 1000.0, depthwise_per_ns: 500.0, bytes_per_ns: 60.0, step_ns: 500.0 };
+    let cpu_like =
+        StepCosts { dense_per_ns: 1000, depthwise_per_ns: 500, bytes_per_ns: 60, element_bytes: None, step_ns: 500 };
+    let gpu_like = StepCosts {
+        dense_per_ns: 100_000,
+        depthwise_per_ns: 10_000,
+        bytes_per_ns: 1000,
+        element_bytes: Some(2),
+        step_ns: 2000,
+    };
     for (k, channels, groups, strides, output, expected) in rows {
         let size = output * strides[0] * strides[1];
         let draw = Draw {
@@ -425,11 +433,14 @@ fn the_profit_model_gives_the_ratios_of_the_specification() {
         };
         let graph = at_batch_one(&draw);
         let pair = pair_of(&graph);
-        let times = times(&pair, &legal(&pair).unwrap(), &cpu_like).unwrap();
-        let ratio = times.fused / times.separate;
-        assert!((ratio - expected).abs() <= 0.02 * expected.max(1.0), "{ratio} where {expected} is expected: {draw:?}");
-        let is_taken = reasons(&graph).is_empty();
-        assert_eq!(is_taken, expected < 1.0, "{draw:?}");
+        for (costs, expected) in [&cpu_like, &gpu_like].into_iter().zip(expected) {
+            let times = times(&pair, &legal(&pair).unwrap(), costs).unwrap();
+            let ratio = times.fused / times.separate;
+            let is_close = (ratio - expected).abs() <= 0.02 * expected.max(1.0);
+            assert!(is_close, "{ratio} where {expected} is expected: {draw:?}");
+            assert_eq!(reasons(&graph, costs).is_empty(), expected < 1.0, "{draw:?}");
+        }
+        assert_eq!(reasons(&graph, &StepCosts::CORES).is_empty(), expected[0] < 1.0, "{draw:?}");
     }
 }
 
@@ -447,7 +458,7 @@ fn a_narrow_middle_stays_where_its_product_is_more_work() {
         has_bias: [true, true],
         seed: 1,
     };
-    assert_eq!(reasons(&at_batch_one(&draw)), [NOT_PROFITABLE]);
+    assert_eq!(reasons(&at_batch_one(&draw), &StepCosts::CORES), [NOT_PROFITABLE]);
 }
 
 fn at_batch_one(draw: &Draw) -> Graph {

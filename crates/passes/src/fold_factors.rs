@@ -9,7 +9,7 @@ use precast_tensor::{DType, Tensor};
 
 use crate::log::{Log, Reason};
 use crate::pattern::{binary, made_by};
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -17,7 +17,7 @@ pub const PASS: Pass = Pass {
     doc: "matmul(x, W) · c → matmul(x, W⊙c), c a number or one a column; matmul(x⊙d, W) → matmul(x, d⊙W), d a number or one \
           a row of W; conv(x · d, W) → conv(x, d⊙W), d a number or one a channel",
     class: Class::Rounding,
-    run: fold_factors,
+    run: Run::Plain(fold_factors),
 };
 
 /// The value between is read elsewhere or is an output.

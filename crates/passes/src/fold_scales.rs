@@ -8,7 +8,7 @@ use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::{Tensor, Type};
 
 use crate::log::{Log, Reason};
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -16,7 +16,7 @@ pub const PASS: Pass = Pass {
     doc: "conv(x, W) · a → conv(x, a⊙W); conv(x, W) + b → conv(x, W, b), a and b constant a channel; the same \
           for conv_transpose",
     class: Class::Rounding,
-    run: fold_scales,
+    run: Run::Plain(fold_scales),
 };
 
 /// The convolution's result is read elsewhere or is an output.

@@ -8,14 +8,14 @@ use precast_tensor::Tensor;
 use crate::fast_math::FastRewrite;
 use crate::log::Log;
 use crate::pattern::binary;
-use crate::pipeline::{Class, Liberty, Pass};
+use crate::pipeline::{Class, Liberty, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "fold_zero_products",
     doc: "x · 0 → 0; 0 / x → 0, for floats",
     class: Class::Fast(Liberty::Math(FastRewrite::Zero)),
-    run: fold_zero_products,
+    run: Run::Plain(fold_zero_products),
 };
 
 fn fold_zero_products(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {

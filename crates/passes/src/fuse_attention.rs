@@ -10,7 +10,7 @@ use precast_tensor::DType;
 use crate::fuse_epilogues::{add_fused, single_consumers};
 use crate::log::{Log, Reason};
 use crate::pattern::{binary, is_number};
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 use crate::strided_view::StridedView;
 
 /// The pass.
@@ -18,7 +18,7 @@ pub const PASS: Pass = Pass {
     name: "fuse_attention",
     doc: "softmax(q·kᵀ·a + mask)·v → fused { matmul, mul, add, softmax, matmul }, with the views of q, k, v and the result",
     class: Class::Exact,
-    run: fuse_attention,
+    run: Run::Plain(fuse_attention),
 };
 
 /// The softmax is not over the keys, or not followed by the product with the values.

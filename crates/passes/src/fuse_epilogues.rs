@@ -9,7 +9,7 @@ use precast_tensor::DType;
 
 use crate::log::{Log, Reason};
 use crate::pattern::{beside_constant, binary};
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -18,7 +18,7 @@ pub const PASS: Pass = Pass {
           silu(conv(x, W, b)) · a + c + r → fused { conv, silu, mul, add, add }, a and c constant numbers; \
           matmul(x, y) · a → fused { matmul, mul }, a a constant number",
     class: Class::Exact,
-    run: fuse_epilogues,
+    run: Run::Plain(fuse_epilogues),
 };
 
 /// Activations that may end an epilogue.

@@ -5,14 +5,14 @@ use precast_ir::{Graph, Node, NodeId, Op, ValueId};
 
 use crate::fuse_epilogues::add_fused;
 use crate::log::{Log, Reason};
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "fuse_gathers",
     doc: "concat(gather(W1, i), gather(W2, j), x) → fused { gather, gather, concat }, W1 and W2 constant tables",
     class: Class::Exact,
-    run: fuse_gathers,
+    run: Run::Plain(fuse_gathers),
 };
 
 /// Fewer than two lookups are worth no kernel of their own.

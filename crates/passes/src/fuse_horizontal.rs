@@ -12,14 +12,14 @@ use crate::fuse_attention::attention_of;
 use crate::fuse_epilogues::is_column_bias;
 use crate::log::{Log, Reason};
 use crate::pattern::made_by;
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "fuse_horizontal",
     doc: "attention(x·Q + q, x·K + k, x·V + v) → attention of slices of x·(Q‖K‖V) + (q‖k‖v)",
     class: Class::Exact,
-    run: fuse_horizontal,
+    run: Run::Plain(fuse_horizontal),
 };
 
 /// Less than two operands are projections of one value.

@@ -6,7 +6,7 @@ use precast_tensor::DType;
 
 use crate::fuse_epilogues::add_fused;
 use crate::log::{Log, Reason};
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// Nodes in one fused node: beyond this its registers would not stay in the first-level cache.
 const NODES_MAX: usize = 32;
@@ -18,7 +18,7 @@ pub const PASS: Pass = Pass {
     name: "fuse_pointwise",
     doc: "mul(add(x, y), z) → fused { add, mul }",
     class: Class::Exact,
-    run: fuse_pointwise,
+    run: Run::Plain(fuse_pointwise),
 };
 
 /// Whether an op computes each element of its result from the elements at the same place of its inputs.

@@ -10,7 +10,7 @@ use precast_tensor::{DType, Tensor};
 
 use crate::fuse_epilogues::add_fused;
 use crate::log::{Log, Reason};
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -19,7 +19,7 @@ pub const PASS: Pass = Pass {
           fused { dequantize, dequantize, transpose, dequantize, transpose, recurrent }, W₈ and R₈ constant; \
           any other recurrent(x, dequantize(W₈), R) → recurrent(x, W, R)",
     class: Class::Exact,
-    run: fuse_recurrent,
+    run: Run::Plain(fuse_recurrent),
 };
 
 /// x is not made from bytes by one scale.

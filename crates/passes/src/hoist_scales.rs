@@ -7,14 +7,14 @@ use precast_tensor::{DType, Tensor};
 
 use crate::log::{Log, Reason};
 use crate::pattern::{beside_constant, made_by};
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "hoist_scales",
     doc: "matmul(x · a, y · b) → matmul(x, y) · ab, a and b constant numbers",
     class: Class::Rounding,
-    run: hoist_scales,
+    run: Run::Plain(hoist_scales),
 };
 
 /// Not f32.

@@ -36,6 +36,7 @@ pub mod replace_powers;
 pub mod resolve_dims;
 pub mod simplify_algebra;
 pub mod simplify_concats;
+pub mod step_costs;
 pub mod strided_view;
 
 pub use batch_axis::{Grade, OutputRule, PadVerdict, explain, pad_verdict};
@@ -44,3 +45,4 @@ pub use log::{PassReport, Place, Reason};
 pub use narrow_floats::narrow_floats;
 pub use numerics::{FloatPrecision, Numerics, WeightPrecision};
 pub use pipeline::{CANONICAL, FUSED, Pass, PassError, PassOptions, run_passes, run_passes_with};
+pub use step_costs::StepCosts;

@@ -6,14 +6,18 @@ use precast_ir::graph::{GraphCopy, GraphError};
 use precast_ir::{Definition, Graph, Op, ValueId};
 
 use crate::log::Log;
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// Constants of this size or less are compared; larger ones are compared by address only.
 const CONSTANT_BYTES_MAX: usize = 4096;
 
 /// The pass.
-pub const PASS: Pass =
-    Pass { name: "merge_equal", doc: "f(x), f(x) → one f(x), used twice", class: Class::Exact, run: merge_equal };
+pub const PASS: Pass = Pass {
+    name: "merge_equal",
+    doc: "f(x), f(x) → one f(x), used twice",
+    class: Class::Exact,
+    run: Run::Plain(merge_equal),
+};
 
 /// A node that is in the new Graph already, and its outputs there.
 struct Seen {

@@ -5,14 +5,14 @@ use precast_ir::op::Matmul;
 use precast_ir::{Graph, Op, ValueId};
 
 use crate::log::{Log, Reason};
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "merge_transposes",
     doc: "matmul(x, transpose(y)) → matmul(x, y) {transpose_b=true}",
     class: Class::Exact,
-    run: merge_transposes,
+    run: Run::Plain(merge_transposes),
 };
 
 /// The transpose moves other axes than the last two.

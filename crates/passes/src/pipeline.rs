@@ -8,6 +8,7 @@ use thiserror::Error;
 use crate::fast_math::FastRewrite;
 use crate::log::{Log, PassReport};
 use crate::numerics::Numerics;
+use crate::step_costs::StepCosts;
 use crate::{
     absorb_pads, approximate_gelu, cancel_logs, fold_constants, fold_conv_1x1, fold_factors, fold_scales,
     fold_zero_products, fuse_attention, fuse_epilogues, fuse_gathers, fuse_horizontal, fuse_pointwise, fuse_recurrent,
@@ -24,7 +25,15 @@ pub struct Pass {
     /// Value class: E keeps every bit, R differs only by rounding, F only runs where it is asked for.
     pub class: Class,
     /// Does it.
-    pub run: fn(&Graph, &mut Log) -> Result<Graph, GraphError>,
+    pub run: Run,
+}
+
+/// How a pass is called.
+pub enum Run {
+    /// It does whatever it can.
+    Plain(fn(&Graph, &mut Log) -> Result<Graph, GraphError>),
+    /// It does what pays on the machine.
+    Costed(fn(&Graph, &StepCosts, &mut Log) -> Result<Graph, GraphError>),
 }
 
 /// What a pass may change in the values.
@@ -54,6 +63,8 @@ pub struct PassOptions {
     pub disabled: Vec<String>,
     /// Which liberties passes and kernels may take with numbers.
     pub numerics: Numerics,
+    /// What steps cost; each target has its own, which follow from its description.
+    pub costs: StepCosts,
 }
 
 /// A pass that failed or broke the Graph.
@@ -136,7 +147,11 @@ pub fn run_passes_with(
         }
         let mut log = Log::default();
         let fail = |reason: String| PassError { pass: pass.name, reason };
-        let changed = (pass.run)(&graph, &mut log).map_err(|error| fail(error.to_string()))?;
+        let changed = match pass.run {
+            Run::Plain(run) => run(&graph, &mut log),
+            Run::Costed(run) => run(&graph, &options.costs, &mut log),
+        };
+        let changed = changed.map_err(|error| fail(error.to_string()))?;
         verify(&changed).map_err(|error| fail(error.to_string()))?;
         graph = remove_dead(&changed).map_err(|error| fail(error.to_string()))?;
         report(PassReport::of(pass.name, log));

@@ -8,7 +8,7 @@ use precast_tensor::{DType, Tensor};
 
 use crate::dynamic_product::add_dynamic_product;
 use crate::log::{Log, Reason};
-use crate::pipeline::{Class, Liberty, Pass};
+use crate::pipeline::{Class, Liberty, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -16,7 +16,7 @@ pub const PASS: Pass = Pass {
     doc: "act(matmul(x, W) + b) → act(s · t ⊙ matmul_int(quantize(x, s), W₈) + b), s a scale a row of x, t a scale a \
           column of W",
     class: Class::Fast(Liberty::Int8),
-    run: quantise_weights,
+    run: Run::Plain(quantise_weights),
 };
 
 /// Depth and columns below which quantising the rows costs more than it saves.

@@ -7,7 +7,7 @@ use precast_tensor::{DType, Tensor};
 
 use crate::log::{Log, Reason};
 use crate::pattern::{beside_number, binary, is_number, made_by, made_by_unary};
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -15,7 +15,7 @@ pub const PASS: Pass = Pass {
     doc: "x · sigmoid(x) → silu(x); x · clamp(x + 3, 0, 6) / 6 → hard_swish(x); x · (1 + erf(x/√2)) / 2 → gelu_erf(x); \
           in quantised graphs instead sigmoid(x) → logistic(x), erf(x/√2) → erf(x·√½)",
     class: Class::Rounding,
-    run: recognise_activations,
+    run: Run::Plain(recognise_activations),
 };
 
 /// The graph rounds to integers, where every bit counts.

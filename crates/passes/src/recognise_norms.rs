@@ -7,14 +7,14 @@ use precast_tensor::DType;
 
 use crate::log::{Log, Reason};
 use crate::pattern::{beside_constant, binary, is_number, made_by, made_by_unary};
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "recognise_norms",
     doc: "d / √(mean(d²) + ε) · s + b with d = x − mean(x) → layer_norm(x, s, b); x / √(mean(x²) + ε) · s → rms_norm(x, s)",
     class: Class::Rounding,
-    run: recognise_norms,
+    run: Run::Plain(recognise_norms),
 };
 
 /// Not f32.

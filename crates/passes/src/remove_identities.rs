@@ -7,7 +7,7 @@ use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::{DType, Dim, Tensor};
 
 use crate::log::Log;
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -15,7 +15,7 @@ pub const PASS: Pass = Pass {
     doc: "reshape(reshape(x)) → reshape(x); cast to x's own type, full slices, x·1, x−0 → x; \
           gather(x, 2) → slice(x); a transpose of axes of size 1 → reshape",
     class: Class::Exact,
-    run: remove_identities,
+    run: Run::Plain(remove_identities),
 };
 
 fn remove_identities(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {

@@ -8,14 +8,14 @@ use precast_ir::{Graph, Node, ValueId};
 use crate::fast_math::FastRewrite;
 use crate::log::{Log, Reason};
 use crate::pattern::{binary, is_number};
-use crate::pipeline::{Class, Liberty, Pass};
+use crate::pipeline::{Class, Liberty, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "replace_powers",
     doc: "pow(x, ½) → sqrt(x)",
     class: Class::Fast(Liberty::Math(FastRewrite::PowSqrt)),
-    run: replace_powers,
+    run: Run::Plain(replace_powers),
 };
 
 /// The result has another Type than x.

@@ -5,11 +5,15 @@ use precast_ir::{Graph, Op};
 use precast_tensor::Tensor;
 
 use crate::log::Log;
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
-pub const PASS: Pass =
-    Pass { name: "resolve_dims", doc: "dim_value {dim=8} → constant 8", class: Class::Exact, run: resolve_dims };
+pub const PASS: Pass = Pass {
+    name: "resolve_dims",
+    doc: "dim_value {dim=8} → constant 8",
+    class: Class::Exact,
+    run: Run::Plain(resolve_dims),
+};
 
 fn resolve_dims(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::with_inputs(graph);

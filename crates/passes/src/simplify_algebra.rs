@@ -7,7 +7,7 @@ use precast_tensor::{DType, Tensor};
 
 use crate::log::Log;
 use crate::pattern::{is_number, made_by_unary};
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -15,7 +15,7 @@ pub const PASS: Pass = Pass {
     doc: "−(−x), ¬¬x, max(x, x), select(c, x, x) → x; |−x| → |x|; f(f(x)) → f(x), f relu, abs, ceil, floor or round; \
           clamp(clamp(x)) → clamp(x); x · (−1), x / (−1) → −x; x / 2ᵏ → x · 2⁻ᵏ",
     class: Class::Exact,
-    run: simplify_algebra,
+    run: Run::Plain(simplify_algebra),
 };
 
 /// What stands for a node.

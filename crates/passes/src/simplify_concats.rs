@@ -6,7 +6,7 @@ use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::Dim;
 
 use crate::log::Log;
-use crate::pipeline::{Class, Pass};
+use crate::pipeline::{Class, Pass, Run};
 
 /// The pass.
 pub const PASS: Pass = Pass {
@@ -14,7 +14,7 @@ pub const PASS: Pass = Pass {
     doc: "concat(concat(x, y), z) → concat(x, y, z) on one axis; slice(concat(x, y)) inside x → slice(x); \
           concat(x[0:2], x[2:4]) → x[0:4]",
     class: Class::Exact,
-    run: simplify_concats,
+    run: Run::Plain(simplify_concats),
 };
 
 fn simplify_concats(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {

@@ -2,7 +2,8 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use precast_driver::{Compiler, Device, DeviceBuffer, DriverError, Function, Library, Module, Stream, Vendor};
-use precast_fake_driver::Fake;
+use precast_fake_driver::{Fake, HipOnCuda};
+use std::path::Path;
 
 /// Kernels as the fake driver wants them: a host function and the number of its parameters each.
 ///
@@ -40,8 +41,13 @@ pub struct Rig {
 impl Rig {
     /// Opens device 0 of a fake driver.
     pub fn open(fake: &Fake, vendor: Vendor) -> Result<Rig, DriverError> {
-        let library = Library::open_path(vendor, fake.path())?;
-        let compiler = Compiler::open_path(vendor, fake.path())?;
+        Rig::open_path(fake.path(), vendor)
+    }
+
+    /// Opens device 0 of a driver that is its own compiler.
+    pub fn open_path(path: &Path, vendor: Vendor) -> Result<Rig, DriverError> {
+        let library = Library::open_path(vendor, path)?;
+        let compiler = Compiler::open_path(vendor, path)?;
         let device = library.device(0)?;
         Ok(Rig { vendor, library, compiler, device })
     }
@@ -61,8 +67,21 @@ impl Rig {
     }
 }
 
-/// Runs a test on a fresh fake driver of each vendor and requires that nothing is left and no rule was violated.
+/// Runs a test on a fresh fake driver of each vendor, and on HIP that is forwarded to CUDA, and requires that nothing is left
+/// and no rule was violated.
 pub fn on_both(test: impl Fn(&Fake, &Rig)) {
+    on_vendors(&test);
+    let fake = Fake::new(1);
+    let forwarder = HipOnCuda::new(fake.path(), fake.path());
+    let rig = Rig::open_path(forwarder.path(), Vendor::Hip).unwrap();
+    test(&fake, &rig);
+    drop(rig);
+    drop(forwarder);
+    fake.assert_clean();
+}
+
+/// The same without HIP that is forwarded, for what a vendor's driver says of itself.
+pub fn on_vendors(test: impl Fn(&Fake, &Rig)) {
     for vendor in Vendor::ALL {
         let fake = Fake::new(1);
         let rig = Rig::open(&fake, vendor).unwrap();

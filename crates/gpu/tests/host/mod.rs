@@ -1,7 +1,11 @@
 //! Runs the launches of lowered nodes on the host: many cases become one C++ file, which is compiled and run as a process.
 //! Every buffer lies between red zones, results and scratch memory start as 0xff bytes, and operands must stay as they are.
+//! The same cases run on a device where one is asked for.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+pub mod device;
+mod templates;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -131,11 +135,18 @@ pub fn arch(warp: u32) -> Arch {
 
 /// Runs cases and compares them with reference evaluation; panics with all that differ.
 pub fn check(cases: &[Case], mode: Mode) {
+    if device::asked().is_none() {
+        let failures = templates::compile_new(cases);
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
+    }
     check_with(cases, mode, &lower);
 }
 
 /// The same with kernels that `lower` gives.
 pub fn check_with(cases: &[Case], mode: Mode, lower: &LowerFn) {
+    if device::asked().is_some_and(|rig| !rig.takes(mode)) {
+        return;
+    }
     let mut failures = Vec::new();
     for cases in cases.chunks(CASES_PER_FILE) {
         match run(cases, mode, lower) {
@@ -290,6 +301,13 @@ pub fn run(cases: &[Case], mode: Mode, lower: &LowerFn) -> Result<Vec<Vec<Tensor
 
 /// The outputs of each plan, in row-major order.
 pub fn run_plans(plans: &[Plan], mode: Mode) -> Result<Vec<Vec<Tensor>>, String> {
+    match device::asked() {
+        Some(rig) => rig.run(plans, mode),
+        None => run_on_host(plans, mode),
+    }
+}
+
+fn run_on_host(plans: &[Plan], mode: Mode) -> Result<Vec<Vec<Tensor>>, String> {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     std::fs::write(path("host.h"), HOST).unwrap();

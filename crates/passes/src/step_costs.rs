@@ -1,0 +1,30 @@
+//! What steps cost on the machine that a Graph is compiled for, in round numbers: the profit of a rewrite that trades
+//! arithmetic for traffic depends on them. The target says them; passes do not know which target asks.
+
+/// Rates of a machine. They order alternatives; nothing is promised by them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepCosts {
+    /// Products a nanosecond of a dense convolution.
+    pub dense_per_ns: u32,
+    /// Products a nanosecond of a convolution of one channel each.
+    pub depthwise_per_ns: u32,
+    /// Bytes a nanosecond, of feature maps where they lie.
+    pub bytes_per_ns: u32,
+    /// Bytes of an element while the Graph runs, which a target may make narrower than the Graph's; none where they stay.
+    pub element_bytes: Option<u32>,
+    /// Besides its work, for each step.
+    pub step_ns: u32,
+}
+
+impl StepCosts {
+    /// A few cores whose feature maps lie in their caches. Counting bytes as main memory does would take pairs such as
+    /// 32 → 16 → 96 channels, whose product has half as many multiplications again and is slower.
+    pub const CORES: StepCosts =
+        StepCosts { dense_per_ns: 100, depthwise_per_ns: 50, bytes_per_ns: 40, element_bytes: None, step_ns: 500 };
+}
+
+impl Default for StepCosts {
+    fn default() -> StepCosts {
+        StepCosts::CORES
+    }
+}

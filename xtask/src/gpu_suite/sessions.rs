@@ -1,0 +1,126 @@
+//! One Session on the device: requests of all sizes from many threads at once, each compared with the CPU, and what a padded
+//! request costs beside a full one.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use precast::device_name::resolve_device;
+use precast::{
+    BucketPolicy, ContextWait, Model, ModelSession, Named, OpenOptions, Runner, RunnerOptions, SessionOptions, Startup,
+    relative_error,
+};
+
+use super::{Bar, Part};
+use crate::manifest::{self, ModelEntry};
+use crate::measure::median;
+use crate::{fetch, inputs};
+
+/// Models whose rows are independent, one of convolutions and one of lookups.
+const MODELS: [&str; 2] = ["mobilenet_v3_large", "recsys190"];
+const THREADS: usize = 8;
+/// Requests of each thread.
+const REQUESTS: usize = 60;
+const BATCH_MAX: usize = 8;
+/// Fewer contexts than threads, so that threads wait for one another too.
+const CONTEXTS: usize = 4;
+const ERROR_MAX: f64 = 1e-4;
+/// Rows of the padded request and of the Bucket that it runs on.
+const PADDED_ROWS: usize = 3;
+const BUCKET_ROWS: usize = 4;
+const PADDING_US_MAX: f64 = 5.0;
+/// Timed calls of each size, in turns, after some that do not count.
+const CALLS: usize = 300;
+const WARM_CALLS: usize = 30;
+
+/// Runs both, on models whose names contain one of these if there are any.
+pub fn bars(only: &[String]) -> Result<Vec<Bar>> {
+    let models = manifest::read()?;
+    let find = |name: &str| models.iter().find(|model| model.name == name).context("no model of this name");
+    let mut bars = Vec::new();
+    let is_wanted = |name: &&str| only.is_empty() || only.iter().any(|part| name.contains(part.as_str()));
+    for name in MODELS.into_iter().filter(is_wanted) {
+        let bar_name = format!("wrong answers of {name} to {THREADS} threads of alternating batches");
+        bars.push(match find(name).and_then(crowd) {
+            Ok((wrong, worst)) => {
+                let note = format!("of {}, worst error {worst:.1e}", THREADS * REQUESTS);
+                Bar::none(Part::Sessions, bar_name, wrong, note)
+            }
+            Err(error) => Bar::failed(Part::Sessions, bar_name, &error),
+        });
+        let bar_name = format!("{PADDED_ROWS} rows of {name} on a Bucket of {BUCKET_ROWS}, beyond {BUCKET_ROWS} rows");
+        bars.push(match find(name).and_then(padding_us) {
+            Ok(us) => Bar::most(Part::Sessions, bar_name, us, PADDING_US_MAX, "µs"),
+            Err(error) => Bar::failed(Part::Sessions, bar_name, &error),
+        });
+    }
+    Ok(bars)
+}
+
+fn open(entry: &ModelEntry, batch_max: usize) -> Result<ModelSession> {
+    let runner = RunnerOptions { device: resolve_device("cuda")?, ..RunnerOptions::default() };
+    let contexts_wait = ContextWait::Block(Duration::from_secs(600));
+    let session =
+        SessionOptions { startup: Startup::All, contexts: CONTEXTS, contexts_wait, ..SessionOptions::default() };
+    let buckets = BucketPolicy::PowersOfTwo { max: batch_max as i64 };
+    let options = OpenOptions { runner, buckets, session, ..OpenOptions::default() };
+    Ok(ModelSession::open(&Model::open(&fetch::model_file(entry)?)?, &options)?)
+}
+
+/// Wrong answers, and the largest relative error.
+fn crowd(entry: &ModelEntry) -> Result<(usize, f64)> {
+    let runner = Runner::new(Model::open(&fetch::model_file(entry)?)?, RunnerOptions::default())?;
+    let mut cases: BTreeMap<usize, (Named, Named)> = BTreeMap::new();
+    for batch in 1..=BATCH_MAX {
+        let inputs = inputs::make(entry, batch)?;
+        let expected = runner.run(&inputs)?;
+        cases.insert(batch, (inputs, expected));
+    }
+    let session = open(entry, BATCH_MAX)?;
+    let wrong = AtomicUsize::new(0);
+    let client = |number: usize| -> Result<f64> {
+        let mut worst: f64 = 0.0;
+        for request in 0..REQUESTS {
+            let (inputs, expected) = &cases[&((number + request * 3) % BATCH_MAX + 1)];
+            let (found, _) = session.run(inputs)?;
+            let error = error_of(&found, expected);
+            worst = worst.max(error);
+            wrong.fetch_add(usize::from(error.is_nan() || error > ERROR_MAX), Ordering::Relaxed);
+        }
+        Ok(worst)
+    };
+    let worst = thread::scope(|scope| -> Result<f64> {
+        let threads: Vec<_> = (0..THREADS).map(|number| scope.spawn(move || client(number))).collect();
+        let mut worst: f64 = 0.0;
+        for thread in threads {
+            worst = worst.max(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        }
+        Ok(worst)
+    })?;
+    Ok((wrong.into_inner(), worst))
+}
+
+fn error_of(found: &Named, expected: &Named) -> f64 {
+    let pairs = found.iter().zip(expected);
+    let errors = pairs.map(|((_, found), (_, expected))| relative_error(&found.to_f64_vec(), &expected.to_f64_vec()));
+    errors.fold(0.0, |worst, error| if error.is_nan() { f64::NAN } else { worst.max(error) })
+}
+
+/// How much longer a padded request takes than one that fills the Bucket.
+fn padding_us(entry: &ModelEntry) -> Result<f64> {
+    let session = open(entry, BUCKET_ROWS)?;
+    let (padded, full) = (inputs::make(entry, PADDED_ROWS)?, inputs::make(entry, BUCKET_ROWS)?);
+    let (mut padded_us, mut full_us) = (Vec::new(), Vec::new());
+    for call in 0..CALLS + WARM_CALLS {
+        for (inputs, times) in [(&padded, &mut padded_us), (&full, &mut full_us)] {
+            let begun = Instant::now();
+            session.run(inputs)?;
+            if call >= WARM_CALLS {
+                times.push(begun.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+    }
+    Ok(median(padded_us) - median(full_us))
+}
