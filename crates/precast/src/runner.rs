@@ -11,7 +11,7 @@ use precast_ir::Graph;
 use precast_ir::eval::eval_graph;
 use precast_onnx::import::{ImportError, ImportOptions};
 use precast_passes::{PassOptions, PassReport};
-use precast_program::{Bucket, DeviceContext, LoadedProgram, MemoryStore, Program};
+use precast_program::{Bucket, DeviceContext, DeviceRun, LoadedProgram, MemoryStore, Program};
 use precast_session::{ContextPool, OutputBuffer};
 use precast_tensor::{DType, Dim, Tensor};
 
@@ -310,6 +310,11 @@ impl Ready {
 
     /// Runs once.
     pub fn run(&mut self) -> Result<(), Error> {
+        self.run_reported().map(drop)
+    }
+
+    /// Runs once, and says how the device carried it out.
+    pub fn run_reported(&mut self) -> Result<DeviceRun, Error> {
         self.with_buffers(|context, program, inputs, outputs| Ok(context.run(program, inputs, outputs)?))
     }
 

@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use precast_program::{Bucket, Port};
+use precast_program::{AxisSpan, BoxCopy, Bucket, DeviceRun, Port};
 use precast_tensor::{Bindings, DType, Dim, Tensor};
 
-use crate::box_copy::{AxisSpan, BoxCopy};
 use crate::error::SessionError;
 use crate::interface::Interface;
 use crate::ladders::{Ladders, Layout};
@@ -137,6 +136,7 @@ impl Binding {
             chunks: Chunks::new(parts.layout.chunks.iter().copied()),
             is_cost_estimated: parts.is_cost_estimated,
             copied_bytes,
+            device: DeviceRun::default(),
         };
         Ok(Binding {
             epoch: parts.epoch,

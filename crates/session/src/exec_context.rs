@@ -5,15 +5,16 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
-use precast_program::{Device, DeviceContext, RunError};
+use precast_program::{Device, DeviceContext, DeviceRun, IoPath, LaunchPath, PadContent, RunError};
 
 use crate::binding::{Binding, InputPlace, OutputPlace};
-use crate::box_copy::PadContent;
 use crate::error::SessionError;
 use crate::options::ContextWait;
 use crate::output_buffer::OutputBuffer;
 use crate::request::Argument;
 
+/// What a request of no Buckets took.
+const FASTEST: DeviceRun = DeviceRun { launch: LaunchPath::Replayed, inputs: IoPath::Host, outputs: IoPath::Host };
 /// Bindings that a context keeps, newest first.
 const BINDINGS_KEPT: usize = 8;
 
@@ -79,7 +80,7 @@ impl ExecContext {
         arguments: &[Argument<'_>],
         outputs: &mut [&mut [u8]],
         content: PadContent,
-    ) -> Result<(), RunError> {
+    ) -> Result<DeviceRun, RunError> {
         // Taken out for the run, since a count of references would be shared with other runs.
         let bindings = std::mem::take(&mut self.bindings);
         let newest = bindings.first().expect("a Binding was remembered before this run");
@@ -94,7 +95,8 @@ impl ExecContext {
         arguments: &[Argument<'_>],
         outputs: &mut [&mut [u8]],
         content: PadContent,
-    ) -> Result<(), RunError> {
+    ) -> Result<DeviceRun, RunError> {
+        let mut slowest = FASTEST;
         for chunk in &binding.chunks {
             let staging = self.staging_in.as_bytes_mut();
             for (place, argument) in chunk.inputs.iter().zip(arguments) {
@@ -126,7 +128,7 @@ impl ExecContext {
             let result = self.device.run(&*chunk.entry.loaded, &inputs, &mut written);
             self.input_slices = emptied(inputs);
             self.output_slices = emptied_mut(written);
-            result?;
+            slowest = slowest.slower(result?);
             let staged = self.staging_out.as_ref();
             for (place, output) in chunk.outputs.iter().zip(outputs.iter_mut()) {
                 if let OutputPlace::Staged { copy: Some(copy), start, bytes } = place {
@@ -134,7 +136,7 @@ impl ExecContext {
                 }
             }
         }
-        Ok(())
+        Ok(slowest)
     }
 
     /// Bytes of workspace and padded copies.

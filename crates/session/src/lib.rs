@@ -4,7 +4,6 @@
 
 mod bind;
 mod binding;
-mod box_copy;
 mod bring;
 pub mod buckets;
 mod context_pool;
@@ -26,7 +25,6 @@ mod startup;
 mod submit;
 mod traffic;
 
-pub use box_copy::PadContent;
 pub use buckets::BucketPolicy;
 pub use context_pool::ContextPool;
 pub use error::SessionError;
@@ -34,6 +32,7 @@ pub use interface::{DimInterface, GraphDigests, GraphSource, Interface, PadGrade
 pub use memory::MemorySheet;
 pub use options::{ContextWait, DimOptions, Observer, OnMiss, OnMissChain, SessionOptions, Startup};
 pub use output_buffer::OutputBuffer;
+pub use precast_program::{DeviceRun, IoPath, LaunchPath, PadContent, PoisonReason, StepsReason};
 pub use report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
 pub use request::Argument;
 pub use session::Session;

@@ -8,7 +8,7 @@ use std::time::Instant;
 use precast_cache::{KeyRecord, ProgramCache};
 use precast_ir::Graph;
 use precast_ir::eval::eval_graph;
-use precast_program::{Bucket, Device, Target};
+use precast_program::{Bucket, Device, DeviceRun, Target};
 use precast_tensor::Tensor;
 
 use crate::bind::Bind;
@@ -245,10 +245,10 @@ impl Inner {
                 let mut buffers = binding.output_buffers();
                 let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(crate::OutputBuffer::as_bytes_mut).collect();
                 taken.get().make_newest(&binding, arguments);
-                self.run_taken(&mut taken, arguments, &mut slices)?;
+                let device = self.run_taken(&mut taken, arguments, &mut slices)?;
                 drop(taken);
                 let reason = if tier == Tier::Fast { Reason::OwnedOutputs } else { reason };
-                Ok((binding.tensors(buffers)?, RunReport { tier, origin, reason, ..binding.report }))
+                Ok((binding.tensors(buffers)?, RunReport { tier, origin, reason, device, ..binding.report }))
             }
         }
     }
@@ -274,8 +274,8 @@ impl Inner {
             if binding.epoch == epoch && binding.missing.is_empty() && is_aligned(arguments) {
                 let report = binding.report;
                 check_outputs(binding, outputs)?;
-                self.run_taken(&mut taken, arguments, outputs)?;
-                return Ok(report);
+                let device = self.run_taken(&mut taken, arguments, outputs)?;
+                return Ok(RunReport { device, ..report });
             }
             reason = Reason::Epoch;
         }
@@ -292,9 +292,9 @@ impl Inner {
                 check_outputs(&binding, outputs)?;
                 let mut taken = self.take(arguments)?;
                 taken.get().make_newest(&binding, arguments);
-                self.run_taken(&mut taken, arguments, outputs)?;
+                let device = self.run_taken(&mut taken, arguments, outputs)?;
                 let reason = if tier == Tier::Fast { reason } else { slow };
-                Ok(RunReport { tier, origin, reason, ..binding.report })
+                Ok(RunReport { tier, origin, reason, device, ..binding.report })
             }
         }
     }
@@ -327,7 +327,7 @@ impl Inner {
         taken: &mut Taken<'_>,
         arguments: &[Argument<'_>],
         outputs: &mut [&mut [u8]],
-    ) -> Result<(), SessionError> {
+    ) -> Result<DeviceRun, SessionError> {
         let result = taken.get().run_newest(arguments, outputs, self.options.pad_content);
         if result.is_err() {
             taken.discard();
@@ -495,6 +495,7 @@ fn answer_report(rows: i64) -> RunReport {
         chunks: Chunks::new([Chunk { bucket: rows, rows }]),
         is_cost_estimated: false,
         copied_bytes: 0,
+        device: DeviceRun::default(),
     }
 }
 
