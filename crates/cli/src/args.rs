@@ -47,6 +47,9 @@ pub struct Shared {
     /// Refuse nodes that the device has no kernel for, instead of running them on the host
     #[arg(long, global = true)]
     pub strict: bool,
+    /// Whether a GPU captures Programs that run often, and replays them
+    #[arg(long, global = true, value_enum, default_value_t = Capture::Auto)]
+    pub capture: Capture,
     /// Threads of a run [default: the number of cores]
     #[arg(long, global = true, value_parser = parse_threads)]
     pub threads: Option<usize>,
@@ -66,6 +69,15 @@ impl Shared {
     pub fn device(&self) -> DeviceName {
         resolve_device(&self.device).unwrap_or_default()
     }
+}
+
+/// Whether a GPU captures.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Capture {
+    /// After two ordinary runs
+    Auto,
+    /// Never: every step is launched by itself
+    Off,
 }
 
 /// When to use colour.
@@ -254,6 +266,9 @@ pub struct VerifyArgs {
     /// Also compare every step with its meaning, and show the first that differs
     #[arg(long)]
     pub bisect: bool,
+    /// Also compare replays of a capture with ordinary launches, byte for byte, on memory that was poisoned before
+    #[arg(long)]
+    pub replay: bool,
     /// Allowed |a-b|/|b| over a whole output [default: 1e-4; 2e-2 for 16-bit and quantised models]
     #[arg(long, value_parser = parse_tolerance, conflicts_with_all = ["rtol", "atol"])]
     pub rel: Option<f64>,

@@ -183,6 +183,11 @@ impl Device for GpuDevice {
         Box::new(GpuContext::new(&self.device, &self.captures, workspace_bytes))
     }
 
+    fn owns(&self, memory: &dyn DeviceMemory) -> bool {
+        let own = |device: &precast_driver::Device| (device.library().vendor(), device.info().ordinal);
+        GpuMemory::of(memory).is_some_and(|memory| own(memory.buffer().device()) == own(&self.device))
+    }
+
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
         Ok(Arc::new(GpuMemory::allocate(&self.device, bytes).map_err(run_refused)?))
     }

@@ -138,7 +138,9 @@ impl Error {
 fn session_kind(error: &SessionError) -> ErrorKind {
     match error {
         SessionError::Compile(error) if matches!(**error, CompileError::Numerics(_)) => ErrorKind::Usage,
-        SessionError::Run(RunError::Device(_) | RunError::DeviceLost(_)) => ErrorKind::Device,
+        SessionError::Run(RunError::Device(_) | RunError::DeviceLost(_)) | SessionError::DeviceLost(_) => {
+            ErrorKind::Device
+        }
         SessionError::Options(_)
         | SessionError::Request(_)
         | SessionError::OutOfRange(_)

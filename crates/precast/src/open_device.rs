@@ -11,7 +11,7 @@ use precast_tensor::Digest;
 
 use crate::device_name::{DeviceKind, DeviceName};
 use crate::error::Error;
-use crate::runner::RunnerOptions;
+use crate::runner::{Captures, RunnerOptions};
 
 /// Kind of the notes that hold machine code.
 const KIND: &str = "kernel";
@@ -43,7 +43,7 @@ fn open_cpu(options: &RunnerOptions, cache: &ProgramCache) -> OpenDevice {
 }
 
 fn open_gpu(vendor: Vendor, options: &RunnerOptions, cache: &Arc<ProgramCache>) -> Result<OpenDevice, Error> {
-    let device = open_gpu_device(vendor, options.device)?;
+    let device = open_gpu_device(vendor, options.device, options.captures)?;
     let compiler = Arc::new(RuntimeCompiler::open(vendor).map_err(refused)?);
     let label = format!("{} ({})", device.driver().info().name, device.arch().name);
     let kernels = Arc::new(CachedKernels(cache.clone()));
@@ -53,13 +53,14 @@ fn open_gpu(vendor: Vendor, options: &RunnerOptions, cache: &Arc<ProgramCache>) 
 }
 
 /// Opens a GPU by its name, to run Programs that are compiled already.
-pub(crate) fn open_gpu_device(vendor: Vendor, name: DeviceName) -> Result<GpuDevice, Error> {
+pub(crate) fn open_gpu_device(vendor: Vendor, name: DeviceName, captures: Captures) -> Result<GpuDevice, Error> {
     let library = Library::open(vendor).map_err(refused)?;
     let count = library.device_count().map_err(refused)?;
     if name.number >= count {
         return Err(Error::Device(format!("there is no device '{name}'; the driver has {count} of its kind")));
     }
-    GpuDevice::new(library.device(name.number).map_err(refused)?).map_err(refused)
+    let device = GpuDevice::new(library.device(name.number).map_err(refused)?).map_err(refused)?;
+    Ok(device.with_captures(captures.options()))
 }
 
 /// Machine code as notes of a cache.

@@ -20,6 +20,10 @@ pub trait Device: Send + Sync {
     fn allocate(&self, _bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
         Err(RunError::no_memory())
     }
+    /// Whether memory lies on this device.
+    fn owns(&self, _memory: &dyn DeviceMemory) -> bool {
+        false
+    }
     /// Runs leave one more core of the host to others, until `take_core_back`. What they compute does not change.
     fn leave_core(&self) {}
     /// Undoes one `leave_core`.

@@ -61,21 +61,22 @@ pub enum PoisonReason {
 }
 
 /// How a run came to the caller's buffers of one side.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IoPath {
+    /// Kernels read or write the caller's memory on the device.
+    Direct,
     /// They are host memory.
     #[default]
     Host,
-    /// Kernels read or write the caller's memory on the device.
-    Direct,
     /// Rows were moved on the device between the caller's memory and the context's.
     Rows,
 }
 
 impl DeviceRun {
-    /// The more costly of two runs that answer one request together.
-    pub fn slower(self, other: DeviceRun) -> DeviceRun {
-        if self.launch.rank() >= other.launch.rank() { self } else { other }
+    /// Two runs that answer one request together, as one: of everything the more costly.
+    pub fn joined(self, other: DeviceRun) -> DeviceRun {
+        let launch = if self.launch.rank() >= other.launch.rank() { self.launch } else { other.launch };
+        DeviceRun { launch, inputs: self.inputs.max(other.inputs), outputs: self.outputs.max(other.outputs) }
     }
 }
 
@@ -140,5 +141,20 @@ impl fmt::Display for DeviceRun {
         let (name, reason) = (launch.name(), launch.reason());
         let why = if reason == "none" { String::new() } else { format!(" ({reason})") };
         write!(f, "{name}{why}, inputs {}, outputs {}", inputs.name(), outputs.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_as_costly_as_its_most_costly_run() {
+        let replayed = DeviceRun { launch: LaunchPath::Replayed, inputs: IoPath::Direct, outputs: IoPath::Rows };
+        let cold = LaunchPath::Steps(StepsReason::Cold);
+        let eager = DeviceRun { launch: cold, inputs: IoPath::Direct, outputs: IoPath::Direct };
+        let joined = DeviceRun { launch: cold, inputs: IoPath::Direct, outputs: IoPath::Rows };
+        assert_eq!((replayed.joined(eager), eager.joined(replayed)), (joined, joined));
+        assert_eq!(joined.to_string(), "eager (cold), inputs direct, outputs rows");
     }
 }

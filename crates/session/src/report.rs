@@ -202,6 +202,7 @@ pub struct Counters {
     compiles: AtomicU64,
     failures: AtomicU64,
     loads: AtomicU64,
+    device_loads: AtomicU64,
     context_waits: AtomicU64,
 }
 
@@ -235,6 +236,10 @@ impl Counters {
 
     pub(crate) fn count_load(&self) {
         self.loads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_device_load(&self) {
+        self.device_loads.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count_context_wait(&self) {
@@ -294,6 +299,11 @@ impl Counters {
     /// Programs that came from the cache.
     pub fn loads(&self) -> u64 {
         self.loads.load(Ordering::Relaxed)
+    }
+
+    /// Programs loaded on a device, each device by itself.
+    pub fn device_loads(&self) -> u64 {
+        self.device_loads.load(Ordering::Relaxed)
     }
 
     /// Requests that had to wait for a context.

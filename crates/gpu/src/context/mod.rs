@@ -248,7 +248,7 @@ impl DeviceContext for GpuContext {
     }
 
     fn set_capturing(&mut self, is_capturing: bool) {
-        self.is_capturing = is_capturing;
+        self.is_capturing = is_capturing && self.captures.options.is_on;
     }
 
     fn poison(&mut self) -> Result<(), RunError> {
