@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use precast::device_name::{DeviceName, resolve_device};
+use precast::device_name::{DeviceName, resolve_devices};
 use precast::{Isa, TuneMode, TuneOptions};
 
 use crate::numerics::NumericsArgs;
@@ -41,7 +41,7 @@ pub struct Shared {
     /// Colour on stderr
     #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
     pub color: Color,
-    /// Where the model runs
+    /// Where the model runs: cpu, cuda:N or hip:N; a stream of requests also on several, as in cuda:0,cuda:1
     #[arg(long, global = true, default_value = "cpu", value_name = "NAME")]
     pub device: String,
     /// Refuse nodes that the device has no kernel for, instead of running them on the host
@@ -65,9 +65,14 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// The device that the flags name; whether there is such a name was checked when the command began.
+    /// The devices that the flags name; whether there are such names was checked when the command began.
+    pub fn devices(&self) -> Vec<DeviceName> {
+        resolve_devices(&self.device).unwrap_or_else(|_| vec![DeviceName::CPU])
+    }
+
+    /// The first of them.
     pub fn device(&self) -> DeviceName {
-        resolve_device(&self.device).unwrap_or_default()
+        self.devices()[0]
     }
 }
 

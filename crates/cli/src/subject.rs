@@ -94,6 +94,7 @@ pub fn options(shared: &Shared) -> RunnerOptions {
         passes: PassOptions { numerics: shared.numerics.numerics(), ..defaults.passes },
         tune: defaults.tune,
         device: shared.device(),
+        more_devices: shared.devices()[1..].to_vec(),
         is_device_strict: shared.strict,
         captures: Captures { is_on: shared.capture == Capture::Auto, ..defaults.captures },
     }

@@ -63,6 +63,9 @@ pub struct RunnerOptions {
     pub tune: TuneOptions,
     /// Where it runs; the CPU unless set.
     pub device: DeviceName,
+    /// Further devices like that one, for Sessions, which compile once and spread requests over all. Whatever runs one request
+    /// at a time runs on the first.
+    pub more_devices: Vec<DeviceName>,
     /// A node that the device has no kernel for is an error, instead of running on the host.
     pub is_device_strict: bool,
     /// How a device captures Programs that run often, where it can.
@@ -78,6 +81,7 @@ impl Default for RunnerOptions {
             passes: PassOptions::default(),
             tune: TuneOptions::default(),
             device: DeviceName::CPU,
+            more_devices: Vec::new(),
             is_device_strict: false,
             captures: Captures::default(),
         }

@@ -24,7 +24,7 @@ use crate::report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunRepor
 use crate::request::{Argument, Unifier, check_sizes, is_aligned, tensors_of};
 use crate::slots::Slots;
 use crate::startup::ReadyCell;
-use crate::submit::{Pending, Workers};
+use crate::submit::{Answer, Pending, Workers};
 use crate::traffic::Traffic;
 
 /// A model opened on a device. Shared by any number of threads.
@@ -239,6 +239,15 @@ impl Session {
     /// Queues a request that a thread of the Session runs.
     pub fn submit(&self, inputs: Vec<Tensor>) -> Result<Pending, SessionError> {
         self.workers.submit(&self.inner, inputs)
+    }
+
+    /// Queues a request and calls a function with its answer, on a thread of the Session, which should not be kept long.
+    pub fn submit_then(
+        &self,
+        inputs: Vec<Tensor>,
+        then: impl FnOnce(Answer) + Send + 'static,
+    ) -> Result<(), SessionError> {
+        self.workers.submit_then(&self.inner, inputs, Box::new(then))
     }
 
     /// What the Program of each Bucket is found by, in increasing order. Loads and compiles nothing.
