@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use precast::device_name::{DeviceName, resolve_device};
+use precast::device_name::{DeviceName, resolve_devices};
 use precast::{Isa, TuneMode, TuneOptions};
 
 use crate::numerics::NumericsArgs;
@@ -41,12 +41,15 @@ pub struct Shared {
     /// Colour on stderr
     #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
     pub color: Color,
-    /// Where the model runs
+    /// Where the model runs: cpu, cuda:N or hip:N; a stream of requests also on several, as in cuda:0,cuda:1
     #[arg(long, global = true, default_value = "cpu", value_name = "NAME")]
     pub device: String,
     /// Refuse nodes that the device has no kernel for, instead of running them on the host
     #[arg(long, global = true)]
     pub strict: bool,
+    /// Whether a GPU captures Programs that run often, and replays them
+    #[arg(long, global = true, value_enum, default_value_t = Capture::Auto)]
+    pub capture: Capture,
     /// Threads of a run [default: the number of cores]
     #[arg(long, global = true, value_parser = parse_threads)]
     pub threads: Option<usize>,
@@ -62,10 +65,24 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// The device that the flags name; whether there is such a name was checked when the command began.
-    pub fn device(&self) -> DeviceName {
-        resolve_device(&self.device).unwrap_or_default()
+    /// The devices that the flags name; whether there are such names was checked when the command began.
+    pub fn devices(&self) -> Vec<DeviceName> {
+        resolve_devices(&self.device).unwrap_or_else(|_| vec![DeviceName::CPU])
     }
+
+    /// The first of them.
+    pub fn device(&self) -> DeviceName {
+        self.devices()[0]
+    }
+}
+
+/// Whether a GPU captures.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Capture {
+    /// After two ordinary runs
+    Auto,
+    /// Never: every step is launched by itself
+    Off,
 }
 
 /// When to use colour.
@@ -254,6 +271,9 @@ pub struct VerifyArgs {
     /// Also compare every step with its meaning, and show the first that differs
     #[arg(long)]
     pub bisect: bool,
+    /// Also compare replays of a capture with ordinary launches, byte for byte, on memory that was poisoned before
+    #[arg(long)]
+    pub replay: bool,
     /// Allowed |a-b|/|b| over a whole output [default: 1e-4; 2e-2 for 16-bit and quantised models]
     #[arg(long, value_parser = parse_tolerance, conflicts_with_all = ["rtol", "atol"])]
     pub rel: Option<f64>,

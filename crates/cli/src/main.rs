@@ -85,6 +85,12 @@ fn run_verb(cli: &Cli, cx: &Cx) -> Result<Report, Failure> {
         let _ = logs.with_ansi(cx.console.is_terminal).try_init();
     }
     cx.console.announce_device(&cli.shared.device)?;
+    if cli.shared.devices().len() > 1 && !matches!(&cli.verb, Verb::Perf(args) if args.max_batch.is_some()) {
+        let verb = cli.verb.name();
+        return Err(Failure::usage(format!(
+            "--device: '{verb}' runs one request at a time, on one device; several are for perf --max-batch"
+        )));
+    }
     cli.shared.numerics.check()?;
     match &cli.verb {
         Verb::Inspect(args) => inspect::inspect(args, &cli.shared, cx),

@@ -208,7 +208,7 @@ struct Opened {
 }
 
 fn report(args: &PerfArgs, form: &Form, opened: Opened, stream: &Stream, shared: &Shared) -> Report {
-    let (threads, device) = (options(shared).threads, shared.device());
+    let (threads, device) = (options(shared).threads, device_names(shared));
     let Opened { open_ms, ready } = opened;
     let rows = rows_of(stream);
     let session = form.session();
@@ -253,9 +253,13 @@ fn report(args: &PerfArgs, form: &Form, opened: Opened, stream: &Stream, shared:
         real as f64 / stream.total_s,
         waste * 100.0
     );
+    let (replayed, captured) = counters.captures();
+    if replayed + captured > 0 {
+        let _ = writeln!(text, "captures {replayed} requests were replayed, {captured} made a capture");
+    }
     let json = json!({
         "model": args.file.display().to_string(),
-        "device": device.to_string(),
+        "device": device,
         "threads": threads,
         "buckets": session.extents(),
         "memory_bytes": memory.total_bytes(),
@@ -272,9 +276,15 @@ fn report(args: &PerfArgs, form: &Form, opened: Opened, stream: &Stream, shared:
             "fast": counters.runs(Tier::Fast),
             "standard": counters.runs(Tier::Standard),
         },
+        "captures": { "replayed": replayed, "captured": captured },
         "rows": json_rows,
     });
     Report::done(text, json)
+}
+
+/// The devices as the flags name them, each by its one name.
+fn device_names(shared: &Shared) -> String {
+    shared.devices().iter().map(ToString::to_string).collect::<Vec<String>>().join(",")
 }
 
 fn row_json(chunks: usize, extents: &[i64], row: &BucketRow) -> Value {

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use precast::{
-    CacheOptions, InputInfo, Model, Named, PassOptions, ProgramCache, ProgramRunner, Ready, Runner, RunnerOptions,
-    Tensor, TuneOptions, is_program_file,
+    CacheOptions, Captures, InputInfo, Model, Named, PassOptions, ProgramCache, ProgramRunner, Ready, Runner,
+    RunnerOptions, Tensor, TuneOptions, is_program_file,
 };
 
-use crate::args::{Shared, TuneArgs};
+use crate::args::{Capture, Shared, TuneArgs};
 use crate::exit::Failure;
 
 /// A model or a Program file.
@@ -24,7 +24,7 @@ impl Subject {
     pub fn open(path: &Path, shared: &Shared) -> Result<Subject, Failure> {
         if is_program_file(path)? {
             shared.numerics.refuse_for_program(path)?;
-            return Ok(Subject::Program(ProgramRunner::open(path, shared.device(), options(shared).threads)?));
+            return Ok(Subject::Program(ProgramRunner::open(path, &options(shared))?));
         }
         Ok(Subject::Model(Box::new(open_runner(path, shared)?)))
     }
@@ -94,7 +94,9 @@ pub fn options(shared: &Shared) -> RunnerOptions {
         passes: PassOptions { numerics: shared.numerics.numerics(), ..defaults.passes },
         tune: defaults.tune,
         device: shared.device(),
+        more_devices: shared.devices()[1..].to_vec(),
         is_device_strict: shared.strict,
+        captures: Captures { is_on: shared.capture == Capture::Auto, ..defaults.captures },
     }
 }
 

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use precast::{
-    Difference, Named, Numerics, Runner, StepReport, Tensor, Tolerance, WeightPrecision, compare, read_archive,
-    verify_steps,
+    Difference, LaunchPath, Named, Numerics, ReplayCheck, Runner, StepReport, Tensor, Tolerance, WeightPrecision,
+    compare, read_archive, verify_steps,
 };
 use serde_json::{Value, json};
 
@@ -58,6 +58,12 @@ pub fn verify(args: &VerifyArgs, shared: &Shared, cx: &Cx) -> Result<Report, Fai
             json["steps"] = steps.iter().map(step_json).collect();
         }
     }
+    if args.replay {
+        let check = cx.console.during("replaying", None, || checked_replay(&runner, &inputs))?;
+        is_equal &= check.is_equal();
+        text.push_str(&replay_text(&check));
+        json["replay"] = replay_json(&check);
+    }
     let _ = writeln!(text, "verdict  {}", if is_equal { "equal within tolerance" } else { "outputs differ" });
     json["equal"] = json!(is_equal);
     let (exit, error) = match is_equal {
@@ -65,6 +71,45 @@ pub fn verify(args: &VerifyArgs, shared: &Shared, cx: &Cx) -> Result<Report, Fai
         false => (Exit::Differ, Some("outputs differ".to_string())),
     };
     Ok(Report { text, json, exit, error })
+}
+
+/// The model launched both ways, where it can be.
+fn checked_replay(runner: &Runner, inputs: &Inputs) -> Result<ReplayCheck, Failure> {
+    let Some(mut ready) = runner.ready(&inputs.tensors)? else {
+        return Err(Failure::usage("--replay: the model is not one Program, so it has no capture".to_string()));
+    };
+    let check = ready.check_replay()?;
+    match check.last.launch {
+        LaunchPath::Replayed | LaunchPath::Captured => Ok(check),
+        LaunchPath::Steps(reason) => {
+            Err(Failure::usage(format!("--replay: the Program is not replayed on this device ({})", reason.name())))
+        }
+    }
+}
+
+fn replay_text(check: &ReplayCheck) -> String {
+    let mut text = format!("replay   {}; {} runs compared with ordinary launches\n", check.last, check.compared);
+    for (name, eager, replayed) in &check.outputs {
+        let is_equal = eager.as_bytes() == replayed.as_bytes();
+        let mark = if is_equal { "ok    " } else { "DIFFER" };
+        let worst =
+            if is_equal { "equal bytes".to_string() } else { worst_text(&compare(replayed, eager), eager.shape()) };
+        let _ = writeln!(text, "{mark}   {name} {worst}");
+    }
+    text
+}
+
+fn replay_json(check: &ReplayCheck) -> Value {
+    let outputs = check.outputs.iter().map(|(name, eager, replayed)| {
+        let is_equal = eager.as_bytes() == replayed.as_bytes();
+        json!({ "name": name, "equal": is_equal, "difference": difference_json(&compare(replayed, eager)) })
+    });
+    json!({
+        "launch": check.last.launch.name(),
+        "compared": check.compared,
+        "equal": check.is_equal(),
+        "outputs": outputs.collect::<Vec<_>>(),
+    })
 }
 
 /// How near outputs must be.

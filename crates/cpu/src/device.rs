@@ -10,8 +10,8 @@ use precast_kernels::isa::{Exec, Isa};
 use precast_kernels::pool::ThreadPool;
 use precast_program::program::BUILD;
 use precast_program::{
-    ArtifactStore, ConstantRef, Device, DeviceContext, LoadError, LoadedProgram, Place, Port, Program, RunError, Slot,
-    Step, TargetDescription,
+    ArtifactStore, ConstantRef, Device, DeviceContext, DeviceRun, LoadError, LoadedProgram, Place, Port, Program,
+    RunError, Slot, Step, TargetDescription,
 };
 use precast_tensor::{DType, Digest, Tensor, Type};
 
@@ -200,8 +200,9 @@ impl DeviceContext for CpuContext {
         program: &dyn LoadedProgram,
         inputs: &[&[u8]],
         outputs: &mut [&mut [u8]],
-    ) -> Result<(), RunError> {
-        self.run_steps(program, inputs, outputs, |_| {})
+    ) -> Result<DeviceRun, RunError> {
+        self.run_steps(program, inputs, outputs, |_| {})?;
+        Ok(DeviceRun::default())
     }
 
     fn run_timed(

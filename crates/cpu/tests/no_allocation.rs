@@ -161,6 +161,8 @@ fn check_run(device: &CpuDevice, program: &Arc<Program>, store: &MemoryStore) {
         .collect();
     // The first run may set up what the system keeps for a thread.
     context.run(&*loaded, &inputs, &mut outputs).unwrap();
-    let counted = allocation_counter::measure(|| context.run(&*loaded, &inputs, &mut outputs).unwrap());
+    let counted = allocation_counter::measure(|| {
+        context.run(&*loaded, &inputs, &mut outputs).unwrap();
+    });
     assert_eq!(counted.count_total, 0, "{}: {counted:?}", program.target);
 }

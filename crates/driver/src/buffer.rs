@@ -20,6 +20,7 @@ impl DeviceBuffer {
         if len == 0 {
             return Ok(DeviceBuffer { device: device.clone(), address: 0, len });
         }
+        let _turn = device.gate().disturb();
         let entry = &device.enter()?.memory_allocate;
         let mut address = 0;
         // SAFETY: the call writes one address to a place that is ours.
@@ -63,6 +64,7 @@ impl Drop for DeviceBuffer {
         if self.address == 0 {
             return;
         }
+        let _turn = self.device.gate().disturb();
         let status = self.device.enter().and_then(|shared| {
             let entry = &shared.memory_free;
             // SAFETY: the address came from the allocation and is freed once.
@@ -95,6 +97,7 @@ pub(crate) struct PinnedMemory {
 impl PinnedMemory {
     /// Allocates zeroed memory; `len` is not zero.
     pub(crate) fn allocate(device: &Device, len: usize) -> Result<PinnedMemory, DriverError> {
+        let _turn = device.gate().disturb();
         let entry = &device.enter()?.pinned_allocate;
         let mut start = std::ptr::null_mut();
         // SAFETY: the call writes one pointer to a place that is ours.
@@ -167,6 +170,7 @@ impl Drop for PinnedBuffer {
         if self.is_empty() {
             return;
         }
+        let _turn = self.device.gate().disturb();
         let status = self.device.enter().and_then(|shared| {
             let entry = &shared.pinned_free;
             // SAFETY: the memory came from the allocation and is freed once.

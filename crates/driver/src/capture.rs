@@ -2,6 +2,7 @@
 
 use crate::device::warn_of;
 use crate::error::DriverError;
+use crate::gate::Capturing;
 use crate::graph::Graph;
 use crate::stream::Stream;
 use crate::table::Handle;
@@ -16,17 +17,20 @@ const THREAD_LOCAL: i32 = 1;
 pub struct CaptureGuard<'stream> {
     stream: &'stream Stream,
     is_open: bool,
+    /// Held until the capture has ended.
+    _turn: Capturing<'stream>,
     /// A capture must end on the thread that began it.
     _thread: PhantomData<*const ()>,
 }
 
 impl<'stream> CaptureGuard<'stream> {
     pub(crate) fn begin(stream: &'stream Stream) -> Result<CaptureGuard<'stream>, DriverError> {
+        let turn = stream.device().gate().capture();
         let entry = &stream.device().enter()?.capture_begin;
         // SAFETY: the stream is alive.
         let code = unsafe { (entry.call)(stream.handle(), THREAD_LOCAL) };
         stream.device().check(entry.name, code)?;
-        Ok(CaptureGuard { stream, is_open: true, _thread: PhantomData })
+        Ok(CaptureGuard { stream, is_open: true, _turn: turn, _thread: PhantomData })
     }
 
     /// Ends the capture and gives what was recorded. Nothing of it has run.

@@ -3,6 +3,7 @@
 use crate::buffer::{DeviceBuffer, PinnedBuffer};
 use crate::error::DriverError;
 use crate::event::Event;
+use crate::gate::Gate;
 use crate::library::{Library, text_at};
 use crate::module::Module;
 use crate::staging::Staging;
@@ -79,6 +80,7 @@ struct Inner {
     /// CUDA's primary context, retained. HIP has none.
     context: Handle,
     staging: Mutex<Option<Staging>>,
+    gate: Gate,
 }
 
 impl Device {
@@ -92,7 +94,8 @@ impl Device {
         let info = read_info(library, number, ordinal)?;
         // Retained last: from here on nothing can fail before an owner exists.
         let context = retain(library, number)?;
-        let inner = Inner { library: library.clone(), info, number, context, staging: Mutex::new(None) };
+        let inner =
+            Inner { library: library.clone(), info, number, context, staging: Mutex::new(None), gate: Gate::default() };
         Ok(Device { inner: Arc::new(inner) })
     }
 
@@ -108,6 +111,7 @@ impl Device {
 
     /// Waits for everything on the device. For tests and diagnostics: serving waits for streams and events.
     pub fn synchronize(&self) -> Result<(), DriverError> {
+        let _turn = self.gate().disturb();
         let entry = &self.enter()?.device_synchronize;
         // SAFETY: the call takes nothing; the device is current.
         let code = unsafe { (entry.call)() };
@@ -177,6 +181,11 @@ impl Device {
     /// The handle that graph calls of CUDA want beside a node.
     pub(crate) fn context(&self) -> Handle {
         self.inner.context
+    }
+
+    /// Where captures and calls that would disturb them take turns.
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.inner.gate
     }
 
     pub(crate) fn staging(&self) -> &Mutex<Option<Staging>> {

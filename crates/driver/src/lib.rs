@@ -12,6 +12,7 @@ mod compiler;
 mod device;
 mod error;
 mod event;
+mod gate;
 mod graph;
 mod library;
 mod module;

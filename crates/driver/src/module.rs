@@ -27,6 +27,7 @@ impl Module {
             let reason = "the image has no bytes".to_string();
             return Err(DriverError::Invalid { call: "load_module", reason });
         }
+        let _turn = device.gate().disturb();
         let entry = &device.enter()?.module_load;
         let mut raw = 0;
         // SAFETY: the call reads an image, whose header says how long it is, and writes one handle to a place of ours.
@@ -62,6 +63,7 @@ impl Module {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        let _turn = self.device.gate().disturb();
         // SAFETY: the module is ours, and every function of it is gone.
         unsafe { self.device.destroy(|shared| &shared.module_unload, self.raw) };
     }

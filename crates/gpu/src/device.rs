@@ -11,12 +11,15 @@ use precast_driver::{DeviceBuffer, DriverError, Function, Module, Stream};
 use precast_ir::Graph;
 use precast_program::program::BUILD;
 use precast_program::{
-    ArtifactStore, ConstantRef, Device, DeviceContext, LoadError, LoadedProgram, Place, Program, Slot, Step,
+    ArtifactStore, ConstantRef, Device, DeviceContext, DeviceMemory, LoadError, LoadedProgram, Place, Program,
+    RunError, Slot, Step,
 };
 use precast_tensor::Digest;
 
-use crate::context::GpuContext;
+use crate::context::{CaptureOptions, Captures, GpuContext, refused as run_refused};
 use crate::kernel::{Arch, Vendor};
+use crate::memory::GpuMemory;
+use crate::rows;
 use crate::step::{StepCode, StepLaunch};
 use crate::target::{kind_of, slot_of};
 
@@ -28,6 +31,7 @@ pub struct GpuDevice {
     modules: Mutex<HashMap<Digest, Weak<Module>>>,
     /// For uploads of constants, one at a time.
     uploads: Mutex<Stream>,
+    captures: Arc<Captures>,
     loaded: AtomicU64,
 }
 
@@ -37,7 +41,18 @@ impl GpuDevice {
         let uploads = Mutex::new(device.stream()?);
         let (constants, modules) = (Mutex::default(), Mutex::default());
         let arch = arch_of(&device);
-        Ok(GpuDevice { device, arch, constants, modules, uploads, loaded: AtomicU64::new(0) })
+        let captures = Captures::new(CaptureOptions::default());
+        Ok(GpuDevice { device, arch, constants, modules, uploads, captures, loaded: AtomicU64::new(0) })
+    }
+
+    /// The same device, whose contexts capture as told.
+    pub fn with_captures(self, options: CaptureOptions) -> GpuDevice {
+        GpuDevice { captures: Captures::new(options), ..self }
+    }
+
+    /// Bytes and graphs of all its captures.
+    pub fn captures_used(&self) -> (u64, usize) {
+        self.captures.budget.used()
     }
 
     /// What kernels for it are compiled for.
@@ -52,7 +67,7 @@ impl GpuDevice {
 
     /// A context with what only a GPU has: runs on memory of the device.
     pub fn gpu_context(&self) -> GpuContext {
-        GpuContext::new(&self.device, 0)
+        GpuContext::new(&self.device, &self.captures, 0)
     }
 
     fn constant(&self, constant: &ConstantRef, store: &dyn ArtifactStore) -> Result<Arc<DeviceBuffer>, LoadError> {
@@ -73,6 +88,13 @@ impl GpuDevice {
             check_bytes(constant, tensor.as_bytes())?;
             self.device.load_module(tensor.as_bytes()).map_err(refused)
         })
+    }
+
+    fn load_move_rows(&self, program: &Program, store: &dyn ArtifactStore) -> Result<MoveRows, LoadError> {
+        let missing = || LoadError::Malformed("it has no machine code to move rows with".to_string());
+        let module = self.module(rows::code_of(program).ok_or_else(missing)?, store)?;
+        let function = module.function(rows::ENTRY).map_err(refused)?;
+        Ok(MoveRows { _module: module, function })
     }
 
     fn check_target(&self, program: &Program) -> Result<(), LoadError> {
@@ -152,11 +174,22 @@ impl Device for GpuDevice {
         }
         let id = self.loaded.fetch_add(1, Ordering::Relaxed);
         let segments = segments(&steps);
-        Ok(Arc::new_cyclic(|me| Loaded { id, me: me.clone(), program: program.clone(), constants, steps, segments }))
+        let move_rows = self.load_move_rows(program, store)?;
+        let program = program.clone();
+        Ok(Arc::new_cyclic(|me| Loaded { id, me: me.clone(), program, constants, steps, segments, move_rows }))
     }
 
     fn context(&self, workspace_bytes: u64) -> Box<dyn DeviceContext> {
-        Box::new(GpuContext::new(&self.device, workspace_bytes))
+        Box::new(GpuContext::new(&self.device, &self.captures, workspace_bytes))
+    }
+
+    fn owns(&self, memory: &dyn DeviceMemory) -> bool {
+        let own = |device: &precast_driver::Device| (device.library().vendor(), device.info().ordinal);
+        GpuMemory::of(memory).is_some_and(|memory| own(memory.buffer().device()) == own(&self.device))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
+        Ok(Arc::new(GpuMemory::allocate(&self.device, bytes).map_err(run_refused)?))
     }
 }
 
@@ -170,6 +203,14 @@ pub(crate) struct Loaded {
     pub(crate) constants: Vec<Option<Arc<DeviceBuffer>>>,
     pub(crate) steps: Vec<LoadedStep>,
     pub(crate) segments: Vec<Segment>,
+    pub(crate) move_rows: MoveRows,
+}
+
+/// The kernel that moves rows between the caller's buffers and the Program's.
+pub(crate) struct MoveRows {
+    /// On the device as long as the function may be launched.
+    _module: Arc<Module>,
+    pub(crate) function: Function,
 }
 
 /// Steps that are launched, and recorded, together; or one of the host.

@@ -20,6 +20,7 @@ use crate::compile::{KernelCompiler, KernelStore, compile_all, whole_text};
 use crate::kernel::{Arch, Launch, Lowered, Vendor};
 use crate::layout::choose_layouts;
 use crate::lower::lower;
+use crate::rows;
 use crate::site::{Layouts, Site};
 use crate::step::{HOST, StepCode, StepLaunch, StepOperand};
 use crate::tactics::{candidates, lower_with};
@@ -226,6 +227,8 @@ impl GpuTarget {
                 }
             });
         }
+        // Last, where `rows::code_of` looks for it.
+        texts.push(whole_text(&rows::text(), &self.arch, &[]));
         let failed = |reason: String| CompileError::Pass(PassError { pass: "compile_kernels", reason });
         let compiled = compile_all(&texts, &self.arch, &*self.compiler, &*self.kernels).map_err(failed)?;
         let mut constants = Vec::new();

@@ -25,7 +25,7 @@ fn main() -> Result<(), Error> {
     let ready = runner.ready(&inputs)?.ok_or_else(|| Error::Request("the model is not one Program".into()))?;
     save_program(&path, ready.program(), runner.store())?;
 
-    let program = ProgramRunner::open(&path, Default::default(), threads)?;
+    let program = ProgramRunner::open(&path, &RunnerOptions { threads, ..RunnerOptions::default() })?;
     let again = program.run(&inputs)?;
     assert_eq!(again, runner.run(&inputs)?, "the Program file gives what the model gives");
     println!("{} steps, {} outputs, the same bytes", program.program().steps.len(), again.len());

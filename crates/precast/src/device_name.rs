@@ -97,6 +97,23 @@ pub fn resolve_device(asked: &str) -> Result<DeviceName, Error> {
     }
 }
 
+/// The devices that a person asks for, as in `cuda:0,cuda:1`: GPUs of one kind, each once, or a single device.
+pub fn resolve_devices(asked: &str) -> Result<Vec<DeviceName>, Error> {
+    let devices = asked.split(',').map(|asked| resolve_device(asked.trim())).collect::<Result<Vec<_>, Error>>()?;
+    for (position, device) in devices.iter().enumerate() {
+        if devices[..position].contains(device) {
+            return Err(Error::Request(format!("device '{device}' is named twice in '{asked}'")));
+        }
+        if device.kind != devices[0].kind {
+            let first = devices[0];
+            return Err(Error::Request(format!(
+                "'{first}' and '{device}' are of different kinds; one model runs on devices of one kind"
+            )));
+        }
+    }
+    Ok(devices)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,6 +125,21 @@ mod tests {
         for (asked, name) in cases.into_iter().chain(gpus) {
             assert_eq!(resolve_device(asked).unwrap().to_string(), name);
         }
+    }
+
+    #[test]
+    fn several_devices_are_of_one_kind_and_each_is_named_once() {
+        let names = |asked: &str| {
+            let devices = resolve_devices(asked).unwrap();
+            devices.iter().map(ToString::to_string).collect::<Vec<String>>().join(" ")
+        };
+        assert_eq!(names("cuda:0, gpu:3"), "cuda:0 cuda:3");
+        assert_eq!(names("cpu"), "cpu");
+        let message = |asked: &str| resolve_devices(asked).unwrap_err().to_string();
+        assert_eq!(message("cuda,cuda:0"), "device 'cuda:0' is named twice in 'cuda,cuda:0'");
+        let kinds = "'cuda:0' and 'hip:1' are of different kinds; one model runs on devices of one kind";
+        assert_eq!(message("cuda:0,hip:1"), kinds);
+        assert!(message("cuda:0,").starts_with("there is no device ''"));
     }
 
     #[test]

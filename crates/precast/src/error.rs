@@ -120,7 +120,7 @@ impl Error {
             Error::Compile(CompileError::Numerics(_)) => ErrorKind::Usage,
             Error::Compile(_) => ErrorKind::Model,
             Error::Load(LoadError::Target { .. } | LoadError::Device(_)) => ErrorKind::Device,
-            Error::Device(_) | Error::Run(RunError::Device(_)) => ErrorKind::Device,
+            Error::Device(_) | Error::Run(RunError::Device(_) | RunError::DeviceLost(_)) => ErrorKind::Device,
             // A full disk or a missing right is the caller's to mend; nothing is damaged.
             Error::Store(StoreError::Io { .. }) => ErrorKind::Usage,
             Error::Load(_) | Error::Store(_) | Error::ProgramFile { .. } => ErrorKind::Integrity,
@@ -138,7 +138,9 @@ impl Error {
 fn session_kind(error: &SessionError) -> ErrorKind {
     match error {
         SessionError::Compile(error) if matches!(**error, CompileError::Numerics(_)) => ErrorKind::Usage,
-        SessionError::Run(RunError::Device(_)) => ErrorKind::Device,
+        SessionError::Run(RunError::Device(_) | RunError::DeviceLost(_)) | SessionError::DeviceLost(_) => {
+            ErrorKind::Device
+        }
         SessionError::Options(_)
         | SessionError::Request(_)
         | SessionError::OutOfRange(_)

@@ -53,15 +53,18 @@ pub use precast_passes::{
     CANONICAL, FUSED, FastMath, FastRewrite, FloatPrecision, Numerics, PassOptions, PassReport, Place, WeightPrecision,
     run_passes,
 };
-pub use precast_program::{Bucket, Port, Program, Step, TargetDescription, TuningRecord, TuningTable};
+pub use precast_program::{
+    Bucket, DeviceRun, IoPath, LaunchPath, Port, Program, Step, StepsReason, TargetDescription, TuningRecord,
+    TuningTable,
+};
 pub use precast_session::{
     Argument, BucketPolicy, ContextWait, Counters, DimOptions, Fit, Observer, OnMiss, OnMissChain, OutputBuffer,
-    PadContent, PadGrade, Pending, Phase, Progress, Readiness, Reason, RunReport, Session, SessionError,
-    SessionOptions, Startup, Tier,
+    PadContent, PadGrade, Pending, Phase, Progress, Readiness, Reason, ReplayCheck, RunReport, Session, SessionError,
+    SessionOptions, Startup, Tier, check_replay,
 };
 pub use precast_tensor::{Bindings, DType, Dim, Symbol, Tensor, TensorError, Type};
 pub use program_file::{is_program_file, load_program, move_program, read_program, save_program};
 pub use program_runner::{ProgramRunner, is_by_reference};
-pub use runner::{Named, Ready, Runner, RunnerOptions, StepTime};
+pub use runner::{Captures, Named, Ready, Runner, RunnerOptions, StepTime};
 pub use tensor_file::{read_archive, read_tensor};
 pub use verify::{StepReport, verify_steps};

@@ -11,7 +11,7 @@ use precast_tensor::Digest;
 
 use crate::device_name::{DeviceKind, DeviceName};
 use crate::error::Error;
-use crate::runner::RunnerOptions;
+use crate::runner::{Captures, RunnerOptions};
 
 /// Kind of the notes that hold machine code.
 const KIND: &str = "kernel";
@@ -20,15 +20,24 @@ const KIND: &str = "kernel";
 pub(crate) struct OpenDevice {
     pub(crate) target: Arc<dyn Target>,
     pub(crate) device: Arc<dyn Device>,
+    /// Further devices that the target compiles for.
+    pub(crate) more: Vec<Arc<dyn Device>>,
     /// The same two where they are the CPU's, whose tactics can be measured.
     pub(crate) cpu: Option<(Arc<CpuTarget>, Arc<CpuDevice>)>,
     /// The kind of machine that measured costs hold for.
     pub(crate) label: String,
 }
 
-/// Opens the device that the options name.
+/// Opens the devices that the options name.
 pub(crate) fn open_device(options: &RunnerOptions, cache: &Arc<ProgramCache>) -> Result<OpenDevice, Error> {
+    if let Some(other) = options.more_devices.iter().find(|other| other.kind != options.device.kind) {
+        let device = options.device;
+        return Err(Error::Device(format!("'{device}' and '{other}' are devices of different kinds")));
+    }
     match options.device.kind {
+        DeviceKind::Cpu if !options.more_devices.is_empty() => {
+            Err(Error::Device("there is only one CPU; its threads are what can be more".to_string()))
+        }
         DeviceKind::Cpu => Ok(open_cpu(options, cache)),
         DeviceKind::Cuda => open_gpu(Vendor::Cuda, options, cache),
         DeviceKind::Hip => open_gpu(Vendor::Hip, options, cache),
@@ -39,27 +48,46 @@ fn open_cpu(options: &RunnerOptions, cache: &ProgramCache) -> OpenDevice {
     let target = CpuTarget::new(options.isa, options.threads, options.passes.clone()).with_tuning(cache.tuning());
     let (target, device) = (Arc::new(target), Arc::new(CpuDevice::new(options.threads)));
     let label = cpu_label(options.threads);
-    OpenDevice { target: target.clone(), device: device.clone(), cpu: Some((target, device)), label }
+    OpenDevice { target: target.clone(), device: device.clone(), more: Vec::new(), cpu: Some((target, device)), label }
 }
 
 fn open_gpu(vendor: Vendor, options: &RunnerOptions, cache: &Arc<ProgramCache>) -> Result<OpenDevice, Error> {
-    let device = open_gpu_device(vendor, options.device)?;
+    let device = open_gpu_device(vendor, options.device, options.captures)?;
+    let mut more: Vec<Arc<dyn Device>> = Vec::new();
+    for &name in &options.more_devices {
+        let other = open_gpu_device(vendor, name, options.captures)?;
+        check_alike((options.device, &device), (name, &other))?;
+        more.push(Arc::new(other));
+    }
     let compiler = Arc::new(RuntimeCompiler::open(vendor).map_err(refused)?);
     let label = format!("{} ({})", device.driver().info().name, device.arch().name);
     let kernels = Arc::new(CachedKernels(cache.clone()));
     let target = GpuTarget::new(device.arch().clone(), options.passes.clone(), compiler, kernels);
     let target = if options.is_device_strict { target.strict() } else { target };
-    Ok(OpenDevice { target: Arc::new(target), device: Arc::new(device), cpu: None, label })
+    Ok(OpenDevice { target: Arc::new(target), device: Arc::new(device), more, cpu: None, label })
+}
+
+/// Code for one device must be code for the other.
+fn check_alike(first: (DeviceName, &GpuDevice), other: (DeviceName, &GpuDevice)) -> Result<(), Error> {
+    let (arch, other_arch) = (first.1.arch(), other.1.arch());
+    if arch == other_arch {
+        return Ok(());
+    }
+    Err(Error::Device(format!(
+        "'{}' is a {} with {} multiprocessors, '{}' a {} with {}; one model runs on devices that are alike",
+        first.0, arch.name, arch.multiprocessors, other.0, other_arch.name, other_arch.multiprocessors
+    )))
 }
 
 /// Opens a GPU by its name, to run Programs that are compiled already.
-pub(crate) fn open_gpu_device(vendor: Vendor, name: DeviceName) -> Result<GpuDevice, Error> {
+pub(crate) fn open_gpu_device(vendor: Vendor, name: DeviceName, captures: Captures) -> Result<GpuDevice, Error> {
     let library = Library::open(vendor).map_err(refused)?;
     let count = library.device_count().map_err(refused)?;
     if name.number >= count {
         return Err(Error::Device(format!("there is no device '{name}'; the driver has {count} of its kind")));
     }
-    GpuDevice::new(library.device(name.number).map_err(refused)?).map_err(refused)
+    let device = GpuDevice::new(library.device(name.number).map_err(refused)?).map_err(refused)?;
+    Ok(device.with_captures(captures.options()))
 }
 
 /// Machine code as notes of a cache.

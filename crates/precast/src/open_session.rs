@@ -225,8 +225,9 @@ impl ModelSession {
         session.target_options.insert("disable".to_string(), passes.disabled.join(","));
         session.device_label = self.device.label.clone();
         let inputs = interface.inputs.iter().map(|input| input.name.clone()).collect();
-        let (target, device, cache) = (self.device.target.clone(), self.device.device.clone(), self.cache.clone());
-        let session = Session::open(interface, source, session, target, device, cache)?;
+        let devices = std::iter::once(&self.device.device).chain(&self.device.more).cloned().collect();
+        let (target, cache) = (self.device.target.clone(), self.cache.clone());
+        let session = Session::open_on(interface, source, session, target, devices, cache)?;
         Ok(Form { session, inputs, outputs: self.model.outputs() })
     }
 

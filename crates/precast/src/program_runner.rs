@@ -10,12 +10,12 @@ use precast_program::{Device, Port, Program};
 use precast_session::ContextPool;
 use precast_tensor::{DType, Tensor};
 
-use crate::device_name::{DeviceKind, DeviceName};
+use crate::device_name::DeviceKind;
 use crate::error::Error;
 use crate::model::InputInfo;
 use crate::open_device::open_gpu_device;
 use crate::program_file::load_program;
-use crate::runner::{Named, Ready};
+use crate::runner::{Named, Ready, RunnerOptions};
 
 /// A Program loaded from its file.
 pub struct ProgramRunner {
@@ -23,12 +23,13 @@ pub struct ProgramRunner {
 }
 
 impl ProgramRunner {
-    /// Loads a Program file for runs on a device, on `threads` threads where that is the CPU.
-    pub fn open(path: &Path, device: DeviceName, threads: usize) -> Result<ProgramRunner, Error> {
+    /// Loads a Program file for runs on the options' device, on their threads where that is the CPU.
+    pub fn open(path: &Path, options: &RunnerOptions) -> Result<ProgramRunner, Error> {
+        let RunnerOptions { device, threads, captures, .. } = *options;
         let device: Arc<dyn Device> = match device.kind {
             DeviceKind::Cpu => Arc::new(CpuDevice::new(threads)),
-            DeviceKind::Cuda => Arc::new(open_gpu_device(Vendor::Cuda, device)?),
-            DeviceKind::Hip => Arc::new(open_gpu_device(Vendor::Hip, device)?),
+            DeviceKind::Cuda => Arc::new(open_gpu_device(Vendor::Cuda, device, captures)?),
+            DeviceKind::Hip => Arc::new(open_gpu_device(Vendor::Hip, device, captures)?),
         };
         let loaded = load_program(path, &*device)?;
         Ok(ProgramRunner { part: Arc::new(ContextPool::new(loaded, device)) })

@@ -7,12 +7,13 @@ use std::time::Duration;
 use precast_cache::{CacheOptions, ProgramCache};
 use precast_cpu::step::Tactic;
 use precast_cpu::{Isa, TuneOptions};
+use precast_gpu::{CaptureLimits, CaptureOptions};
 use precast_ir::Graph;
 use precast_ir::eval::eval_graph;
 use precast_onnx::import::{ImportError, ImportOptions};
 use precast_passes::{PassOptions, PassReport};
-use precast_program::{Bucket, DeviceContext, LoadedProgram, MemoryStore, Program};
-use precast_session::{ContextPool, OutputBuffer};
+use precast_program::{Bucket, DeviceContext, DeviceRun, LoadedProgram, MemoryStore, Program};
+use precast_session::{ContextPool, OutputBuffer, ReplayCheck, check_replay};
 use precast_tensor::{DType, Dim, Tensor};
 
 use crate::device_name::DeviceName;
@@ -22,6 +23,32 @@ use crate::model::Model;
 use crate::open_device::open_device;
 use crate::suggestion::listed;
 use crate::tuning::Tuning;
+
+/// How a device captures Programs that run often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Captures {
+    /// Whether it does at all.
+    pub is_on: bool,
+    /// Bytes of the device that all captures may take.
+    pub max_bytes: u64,
+    /// Graphs that may be kept.
+    pub max_graphs: usize,
+}
+
+impl Default for Captures {
+    fn default() -> Captures {
+        let CaptureLimits { max_bytes, max_graphs } = CaptureLimits::default();
+        Captures { is_on: true, max_bytes, max_graphs }
+    }
+}
+
+impl Captures {
+    /// The same, as the device takes it.
+    pub(crate) fn options(self) -> CaptureOptions {
+        let Captures { is_on, max_bytes, max_graphs } = self;
+        CaptureOptions { is_on, limits: CaptureLimits { max_bytes, max_graphs }, ..CaptureOptions::default() }
+    }
+}
 
 /// How a model is compiled and run.
 #[derive(Clone, Debug)]
@@ -36,8 +63,13 @@ pub struct RunnerOptions {
     pub tune: TuneOptions,
     /// Where it runs; the CPU unless set.
     pub device: DeviceName,
+    /// Further devices like that one, for Sessions, which compile once and spread requests over all. Whatever runs one request
+    /// at a time runs on the first.
+    pub more_devices: Vec<DeviceName>,
     /// A node that the device has no kernel for is an error, instead of running on the host.
     pub is_device_strict: bool,
+    /// How a device captures Programs that run often, where it can.
+    pub captures: Captures,
 }
 
 impl Default for RunnerOptions {
@@ -49,7 +81,9 @@ impl Default for RunnerOptions {
             passes: PassOptions::default(),
             tune: TuneOptions::default(),
             device: DeviceName::CPU,
+            more_devices: Vec::new(),
             is_device_strict: false,
+            captures: Captures::default(),
         }
     }
 }
@@ -310,7 +344,17 @@ impl Ready {
 
     /// Runs once.
     pub fn run(&mut self) -> Result<(), Error> {
+        self.run_reported().map(drop)
+    }
+
+    /// Runs once, and says how the device carried it out.
+    pub fn run_reported(&mut self) -> Result<DeviceRun, Error> {
         self.with_buffers(|context, program, inputs, outputs| Ok(context.run(program, inputs, outputs)?))
+    }
+
+    /// Whether the Program gives the same bytes replayed from a capture as step by step, where the device captures.
+    pub fn check_replay(&mut self) -> Result<ReplayCheck, Error> {
+        self.with_buffers(|context, program, inputs, _| Ok(check_replay(context, program, inputs)?))
     }
 
     /// Runs once and gives the time of every step.

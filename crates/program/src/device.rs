@@ -1,9 +1,12 @@
-//! A Device loads Programs; a DeviceContext is the memory of one run on it. Two runs never share a context.
+//! A Device loads Programs; a DeviceContext is the memory of one run on it. Two runs never share a context. A caller's
+//! buffers are host bytes, or memory of the device.
 
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::box_copy::BoxCopy;
+use crate::device_run::DeviceRun;
 use crate::program::Program;
 use crate::store::{ArtifactStore, StoreError};
 
@@ -13,6 +16,14 @@ pub trait Device: Send + Sync {
     fn load(&self, program: &Arc<Program>, store: &dyn ArtifactStore) -> Result<Arc<dyn LoadedProgram>, LoadError>;
     /// Memory for runs of Programs with at most this much workspace, one run at a time.
     fn context(&self, workspace_bytes: u64) -> Box<dyn DeviceContext>;
+    /// Memory of the device for a caller's buffers; its contents are undefined.
+    fn allocate(&self, _bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
+        Err(RunError::no_memory())
+    }
+    /// Whether memory lies on this device.
+    fn owns(&self, _memory: &dyn DeviceMemory) -> bool {
+        false
+    }
     /// Runs leave one more core of the host to others, until `take_core_back`. What they compute does not change.
     fn leave_core(&self) {}
     /// Undoes one `leave_core`.
@@ -32,8 +43,38 @@ pub trait DeviceContext: Send {
     /// Makes room for Programs with this much workspace. What was in the workspace is lost.
     fn reserve(&mut self, workspace_bytes: u64);
     /// Runs a Program: inputs and outputs in its order, each of exactly its Port's bytes.
-    fn run(&mut self, program: &dyn LoadedProgram, inputs: &[&[u8]], outputs: &mut [&mut [u8]])
-    -> Result<(), RunError>;
+    fn run(
+        &mut self,
+        program: &dyn LoadedProgram,
+        inputs: &[&[u8]],
+        outputs: &mut [&mut [u8]],
+    ) -> Result<DeviceRun, RunError>;
+    /// Runs a Program on buffers that may lie on the device. Outputs on the host are there when this returns; outputs on the
+    /// device are written when the work that is queued has run. With a stream of the caller's, that work waits for what the
+    /// stream has been given before, and what it is given later waits for that work.
+    fn call(
+        &mut self,
+        program: &dyn LoadedProgram,
+        inputs: CallInputs<'_>,
+        outputs: CallOutputs<'_, '_>,
+        stream: Option<&dyn DeviceStream>,
+    ) -> Result<DeviceRun, RunError> {
+        match (inputs, outputs, stream) {
+            (CallInputs::Host(inputs), CallOutputs::Host(outputs), None) => self.run(program, inputs, outputs),
+            _ => Err(RunError::no_memory()),
+        }
+    }
+    /// A mark behind all that is queued now. Marking again moves the mark, so whoever waits for an older one may wait longer.
+    fn completion(&mut self) -> Result<Arc<dyn DeviceEvent>, RunError> {
+        Err(RunError::no_memory())
+    }
+    /// Whether Programs that run often are captured from now on, where the device can.
+    fn set_capturing(&mut self, _is_capturing: bool) {}
+    /// Fills the memory that runs share with a pattern that is not a number in any float type, so that a run which reads what
+    /// it did not write shows.
+    fn poison(&mut self) -> Result<(), RunError> {
+        Ok(())
+    }
     /// Runs a Program and gives the time of every step.
     fn run_timed(
         &mut self,
@@ -41,6 +82,72 @@ pub trait DeviceContext: Send {
         inputs: &[&[u8]],
         outputs: &mut [&mut [u8]],
     ) -> Result<Vec<Duration>, RunError>;
+}
+
+/// Memory of a device that a caller holds.
+pub trait DeviceMemory: Any + Send + Sync {
+    /// Its size.
+    fn bytes(&self) -> usize;
+    /// Copies host bytes to it and waits.
+    fn write(&self, start: usize, bytes: &[u8]) -> Result<(), RunError>;
+    /// Copies it to host bytes, and waits for that. Work of a context must have been waited for before.
+    fn read(&self, start: usize, bytes: &mut [u8]) -> Result<(), RunError>;
+}
+
+/// A queue of work of a device: the caller's own.
+pub trait DeviceStream: Any + Send + Sync {}
+
+/// A mark in a device's work.
+pub trait DeviceEvent: Send + Sync {
+    /// Whether the device has passed it.
+    fn is_done(&self) -> Result<bool, RunError>;
+    /// Waits until it has.
+    fn wait(&self) -> Result<(), RunError>;
+}
+
+/// A caller's buffer on a device.
+#[derive(Clone, Copy)]
+pub struct DeviceSlice<'a> {
+    /// What it lies in.
+    pub memory: &'a dyn DeviceMemory,
+    /// Where in it.
+    pub start: usize,
+    /// Its size.
+    pub bytes: usize,
+    /// How its rows and those of the Port differ, where they do: from it into the Port's for an input, from the Port's into
+    /// it for an output. Rows that the Port has beyond it are copies of its last row.
+    pub rows: Option<&'a BoxCopy>,
+    /// Whether an output is left alone: the Program writes it elsewhere.
+    pub is_unused: bool,
+}
+
+impl<'a> DeviceSlice<'a> {
+    /// A buffer of exactly its Port's bytes.
+    pub fn exact(memory: &'a dyn DeviceMemory, start: usize, bytes: usize) -> DeviceSlice<'a> {
+        DeviceSlice { memory, start, bytes, rows: None, is_unused: false }
+    }
+
+    /// A buffer whose rows differ from its Port's.
+    pub fn rows(memory: &'a dyn DeviceMemory, start: usize, bytes: usize, rows: &'a BoxCopy) -> DeviceSlice<'a> {
+        DeviceSlice { memory, start, bytes, rows: Some(rows), is_unused: false }
+    }
+}
+
+/// Inputs of a run, in the Program's order.
+#[derive(Clone, Copy)]
+pub enum CallInputs<'a> {
+    /// Host bytes, each of exactly its Port's.
+    Host(&'a [&'a [u8]]),
+    /// Memory of the device.
+    Device(&'a [DeviceSlice<'a>]),
+}
+
+/// Outputs of a run, in the Program's order.
+pub enum CallOutputs<'a, 'b> {
+    /// Host bytes, each of exactly its Port's.
+    Host(&'a mut [&'b mut [u8]]),
+    /// Memory of the device.
+    Device(&'a [DeviceSlice<'a>]),
 }
 
 /// Why a Program could not be loaded.
@@ -82,6 +189,9 @@ pub enum RunError {
     /// The device refused.
     #[error("{0}")]
     Device(String),
+    /// The device has failed, and every later run on it will.
+    #[error("the device has failed and must be opened again: {0}")]
+    DeviceLost(String),
     /// The Program was loaded on another device.
     #[error("the Program was loaded on another kind of device than this context is of")]
     ForeignProgram,
@@ -97,4 +207,41 @@ pub enum RunError {
         /// What was wrong.
         reason: String,
     },
+}
+
+impl CallInputs<'_> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            CallInputs::Host(buffers) => buffers.len(),
+            CallInputs::Device(slices) => slices.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl CallOutputs<'_, '_> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            CallOutputs::Host(buffers) => buffers.len(),
+            CallOutputs::Device(slices) => slices.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl RunError {
+    /// What devices answer that run on host memory.
+    fn no_memory() -> RunError {
+        RunError::Buffer("this device has no memory of its own; its buffers are host memory".to_string())
+    }
 }

@@ -2,9 +2,11 @@
 //! planning and the Program file. Knows no target, no ONNX and no file system.
 #![forbid(unsafe_code)]
 
+pub mod box_copy;
 pub mod bucket;
 pub mod build;
 pub mod device;
+pub mod device_run;
 pub mod file;
 pub mod plan;
 pub mod program;
@@ -12,9 +14,14 @@ pub mod store;
 pub mod target;
 pub mod tuning;
 
+pub use box_copy::{AxisSpan, BoxAxis, BoxCopy, PadContent};
 pub use bucket::Bucket;
 pub use build::{ProgramBuilder, StepDraft, StepRead};
-pub use device::{Device, DeviceContext, LoadError, LoadedProgram, RunError};
+pub use device::{
+    CallInputs, CallOutputs, Device, DeviceContext, DeviceEvent, DeviceMemory, DeviceSlice, DeviceStream, LoadError,
+    LoadedProgram, RunError,
+};
+pub use device_run::{DeviceRun, IoPath, LaunchPath, PoisonReason, StepsReason};
 pub use file::{FileError, decode, encode};
 pub use plan::{Lifetime, Plan, Reuse, plan_buffers};
 pub use program::{ConstantRef, Place, Port, Program, Slot, Step};

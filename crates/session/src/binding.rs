@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use precast_program::{Bucket, Port};
+use precast_program::{AxisSpan, BoxCopy, Bucket, DeviceRun, Port};
 use precast_tensor::{Bindings, DType, Dim, Tensor};
 
-use crate::box_copy::{AxisSpan, BoxCopy};
 use crate::error::SessionError;
 use crate::interface::Interface;
 use crate::ladders::{Ladders, Layout};
@@ -94,7 +93,7 @@ impl Binding {
             let chunk = parts.layout.chunks[position];
             let frame = Frame::new(&parts, start, chunk.rows, chunk.bucket);
             let (mut in_bytes, mut out_bytes) = (0, 0);
-            let program = entry.loaded.program();
+            let program = entry.program();
             let inputs = program.inputs.iter().enumerate().map(|(input, port)| {
                 let copy = frame.input_copy(input, arguments[input].shape, element_bytes(port)?);
                 Ok(match copy.as_one_run() {
@@ -137,11 +136,12 @@ impl Binding {
             chunks: Chunks::new(parts.layout.chunks.iter().copied()),
             is_cost_estimated: parts.is_cost_estimated,
             copied_bytes,
+            device: DeviceRun::default(),
         };
         Ok(Binding {
             epoch: parts.epoch,
             shapes: arguments.iter().flat_map(|argument| argument.shape.iter().copied()).collect(),
-            workspace_bytes: chunks.iter().map(|chunk| chunk.entry.loaded.program().arena_bytes).max().unwrap_or(0),
+            workspace_bytes: chunks.iter().map(|chunk| chunk.entry.program().arena_bytes).max().unwrap_or(0),
             chunks,
             outputs,
             staging_in_bytes,
@@ -153,11 +153,11 @@ impl Binding {
 
     /// Whether a request has the form that this Binding was made for: the same sizes of every input. Element types and
     /// ranks are those of the model, which `Unifier` has compared with the first request.
-    pub(crate) fn admits(&self, arguments: &[Argument<'_>]) -> bool {
+    pub(crate) fn admits<'s>(&self, shapes: impl Iterator<Item = &'s [usize]>) -> bool {
         let mut rest = &self.shapes[..];
-        for argument in arguments {
-            match rest.split_at_checked(argument.shape.len()) {
-                Some((shape, after)) if shape == argument.shape => rest = after,
+        for given in shapes {
+            match rest.split_at_checked(given.len()) {
+                Some((shape, after)) if shape == given => rest = after,
                 _ => return false,
             }
         }
@@ -294,7 +294,7 @@ impl<'a> Frame<'a> {
 
 fn output_forms(parts: &Parts<'_>) -> Result<Vec<OutputForm>, SessionError> {
     let bindings = parts.unifier.bindings(parts.values);
-    let ports = &parts.entries[0].loaded.program().outputs;
+    let ports = &parts.entries[0].program().outputs;
     let form = |(position, port): (usize, &Port)| {
         let dtype = dtype_of(port)?;
         let shape: Vec<usize> =

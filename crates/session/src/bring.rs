@@ -7,7 +7,7 @@ use std::time::Instant;
 use precast_cache::{GetError, KeyRecord, ProgramCache};
 use precast_ir::Graph;
 use precast_program::program::BUILD;
-use precast_program::{Bucket, Device, Program, Target};
+use precast_program::{Bucket, Device, LoadedProgram, Program, Target};
 use precast_tensor::Digest;
 
 use crate::error::SessionError;
@@ -25,7 +25,7 @@ pub(crate) struct Bringer {
     pub(crate) interface: Arc<Interface>,
     pub(crate) source: Arc<dyn GraphSource>,
     pub(crate) target: Arc<dyn Target>,
-    pub(crate) device: Arc<dyn Device>,
+    pub(crate) devices: Arc<[Arc<dyn Device>]>,
     pub(crate) cache: Arc<ProgramCache>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) target_options: BTreeMap<String, String>,
@@ -136,7 +136,7 @@ impl Bringer {
             let make = || -> Result<_, SessionError> {
                 let _slot = land.is_none().then(|| self.compiling.take());
                 begun = Some(self.underway.begin()?);
-                let _core = LeftCore::new(&*self.device);
+                let _core = LeftCore::new(&*self.devices[0]);
                 tracing::info!(%bucket, "compiling");
                 let graph = graph.take().map_or_else(|| self.source.graph(bucket), Ok)?;
                 let program = self.target.compile(&graph, bucket, self.cache.store());
@@ -188,9 +188,29 @@ impl Bringer {
         origin: Origin,
         record: &KeyRecord,
     ) -> Result<Entry, SessionError> {
-        let loaded = self.device.load(program, self.cache.store())?;
+        let loaded = self.load_on_all(program)?;
         let cost_of = format!("{} on {}", self.cache.key(record), self.device_label);
         Ok(Entry::new(bucket.clone(), loaded, origin, Digest::of_bytes(cost_of.as_bytes())))
+    }
+
+    /// Loads a Program on every device, side by side.
+    fn load_on_all(&self, program: &Arc<Program>) -> Result<Vec<Arc<dyn LoadedProgram>>, SessionError> {
+        let load = |device: &Arc<dyn Device>| {
+            self.counters.count_device_load();
+            Ok(device.load(program, self.cache.store())?)
+        };
+        let Some((first, others)) = self.devices.split_first() else {
+            return Err(SessionError::Options("a Session needs a device".to_string()));
+        };
+        std::thread::scope(|scope| {
+            let others: Vec<_> = others.iter().map(|device| scope.spawn(move || load(device))).collect();
+            let mut loaded = vec![load(first)?];
+            for other in others {
+                let died = |_| Err(SessionError::Thread("loading a Program on a device panicked".to_string()));
+                loaded.push(other.join().unwrap_or_else(died)?);
+            }
+            Ok(loaded)
+        })
     }
 
     /// Everything that the code of a Bucket's Program depends on; and the Graph, where it had to be made for that.

@@ -63,10 +63,10 @@ impl Inner {
     /// Median times of Buckets in nanoseconds, in their order, up to the first of which one run takes too long. Buckets run
     /// in turns on one context, as in a stream of mixed sizes: back to back, small ones would look cheaper than they are.
     fn measure(&self, entries: &[Arc<Entry>]) -> Result<Vec<f64>, SessionError> {
-        let mut context = self.device.context(0);
+        let mut context = self.devices[0].context(0);
         let mut probes: Vec<Probe<'_>> = Vec::new();
         for entry in entries {
-            context.reserve(entry.loaded.program().arena_bytes);
+            context.reserve(entry.program().arena_bytes);
             let mut probe = Probe::new(entry)?;
             let first = probe.run(context.as_mut())?;
             probes.push(probe);
@@ -108,7 +108,7 @@ struct Probe<'a> {
 
 impl<'a> Probe<'a> {
     fn new(entry: &'a Entry) -> Result<Probe<'a>, SessionError> {
-        let program = entry.loaded.program();
+        let program = entry.program();
         let zeros = program.inputs.iter().map(|port| {
             let dtype = DType::from_name(&port.dtype).unwrap_or(DType::F32);
             Tensor::zeros(dtype, port.shape.iter().map(|&size| size as usize).collect::<Vec<usize>>())
@@ -126,7 +126,7 @@ impl<'a> Probe<'a> {
         }
         let inputs: Vec<&[u8]> = self.staged.iter().map(AsRef::as_ref).collect();
         let mut slices: Vec<&mut [u8]> = self.outputs.iter_mut().map(OutputBuffer::as_bytes_mut).collect();
-        context.run(&*self.entry.loaded, &inputs, &mut slices)?;
+        context.run(self.entry.on(0), &inputs, &mut slices)?;
         for (answer, output) in self.answers.iter_mut().zip(&self.outputs) {
             answer.as_bytes_mut().copy_from_slice(output.as_ref());
         }

@@ -71,6 +71,9 @@ pub enum SessionError {
     /// A run failed.
     #[error(transparent)]
     Run(#[from] RunError),
+    /// A device has failed, and with it every later run on it.
+    #[error("{0}")]
+    DeviceLost(String),
     /// Reference evaluation failed.
     #[error(transparent)]
     Eval(Arc<EvalError>),

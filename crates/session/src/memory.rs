@@ -6,7 +6,7 @@ use std::fmt;
 use crate::error::SessionError;
 use crate::session::{Inner, Session};
 
-/// What a Session needs.
+/// What a Session needs on each of its devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemorySheet {
     /// Constants of all loaded Programs, each once.
@@ -15,7 +15,7 @@ pub struct MemorySheet {
     pub workspace_bytes: u64,
     /// Padded copies of the inputs and outputs of the largest loaded Program, where anything is padded.
     pub staging_bytes: u64,
-    /// Runs that may be in flight at once, each with workspace and copies of its own.
+    /// Runs that may be in flight at once on one device, each with workspace and copies of its own.
     pub contexts: u64,
 }
 
@@ -53,7 +53,7 @@ impl Session {
 impl Inner {
     fn memory(&self) -> MemorySheet {
         let entries: Vec<_> = self.programs.read(|table| table.entries.values().cloned().collect());
-        let programs = || entries.iter().map(|entry| entry.loaded.program());
+        let programs = || entries.iter().map(|entry| entry.program());
         let constants = programs().flat_map(|program| &program.constants);
         let weights: BTreeMap<&str, u64> =
             constants.map(|constant| (constant.digest.as_str(), constant.bytes)).collect();
@@ -64,7 +64,7 @@ impl Inner {
             weight_bytes: weights.values().sum(),
             workspace_bytes: programs().map(|program| program.arena_bytes).max().unwrap_or(0),
             staging_bytes: if is_bucketed { ports.max().unwrap_or(0) } else { 0 },
-            contexts: self.contexts.len() as u64,
+            contexts: self.contexts.len_a_device() as u64,
         }
     }
 

@@ -6,7 +6,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::box_copy::PadContent;
+use precast_program::PadContent;
+
 use crate::buckets::BucketPolicy;
 use crate::startup::Progress;
 

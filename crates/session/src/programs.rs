@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use precast_program::{Bucket, LoadedProgram};
+use precast_program::{Bucket, LoadedProgram, Program};
 use precast_tensor::Digest;
 
 use crate::binding::Binding;
@@ -29,7 +29,8 @@ const RETRY_FIRST: Duration = Duration::from_secs(30);
 /// A loaded Program.
 pub(crate) struct Entry {
     pub(crate) bucket: Bucket,
-    pub(crate) loaded: Arc<dyn LoadedProgram>,
+    /// On each device of the Session.
+    loaded: Vec<Arc<dyn LoadedProgram>>,
     /// Where it came from when it was loaded.
     pub(crate) origin: Origin,
     /// What its measured cost is filed under.
@@ -38,8 +39,19 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    pub(crate) fn new(bucket: Bucket, loaded: Arc<dyn LoadedProgram>, origin: Origin, cost_key: Digest) -> Entry {
+    /// A Program, loaded on each device of the Session; there is at least one.
+    pub(crate) fn new(bucket: Bucket, loaded: Vec<Arc<dyn LoadedProgram>>, origin: Origin, cost_key: Digest) -> Entry {
         Entry { bucket, loaded, origin, cost_key, last_use: AtomicU64::new(0) }
+    }
+
+    /// The Program.
+    pub(crate) fn program(&self) -> &Program {
+        self.loaded[0].program()
+    }
+
+    /// The Program as a device has it.
+    pub(crate) fn on(&self, device: usize) -> &dyn LoadedProgram {
+        &*self.loaded[device]
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use precast_program::{DeviceRun, LaunchPath};
+
 /// How much had to be decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
@@ -174,6 +176,8 @@ pub struct RunReport {
     pub is_cost_estimated: bool,
     /// Bytes copied into padded buffers and out of them.
     pub copied_bytes: u64,
+    /// How the device carried it out; of several Buckets, the most costly way.
+    pub device: DeviceRun,
 }
 
 impl RunReport {
@@ -189,6 +193,8 @@ pub struct Counters {
     tiers: [AtomicU64; 3],
     reasons: [AtomicU64; Reason::ALL.len()],
     fits: [AtomicU64; 3],
+    replayed: AtomicU64,
+    captured: AtomicU64,
     errors: AtomicU64,
     rows: AtomicU64,
     pad_rows: AtomicU64,
@@ -196,6 +202,7 @@ pub struct Counters {
     compiles: AtomicU64,
     failures: AtomicU64,
     loads: AtomicU64,
+    device_loads: AtomicU64,
     context_waits: AtomicU64,
 }
 
@@ -205,6 +212,11 @@ impl Counters {
         add(&self.tiers[report.tier as usize], 1);
         add(&self.reasons[report.reason as usize], 1);
         add(&self.fits[report.fit as usize], 1);
+        let _ = match report.device.launch {
+            LaunchPath::Replayed => add(&self.replayed, 1),
+            LaunchPath::Captured => add(&self.captured, 1),
+            LaunchPath::Steps(_) => 0,
+        };
         add(&self.rows, report.chunks.total.rows);
         add(&self.pad_rows, report.pad_rows());
         add(&self.chunks, report.chunks.len as i64);
@@ -224,6 +236,10 @@ impl Counters {
 
     pub(crate) fn count_load(&self) {
         self.loads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_device_load(&self) {
+        self.device_loads.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count_context_wait(&self) {
@@ -248,6 +264,11 @@ impl Counters {
     /// Runs of a fit.
     pub fn fits(&self, fit: Fit) -> u64 {
         self.fits[fit as usize].load(Ordering::Relaxed)
+    }
+
+    /// Runs that were replayed from a capture, and runs that made one.
+    pub fn captures(&self) -> (u64, u64) {
+        (self.replayed.load(Ordering::Relaxed), self.captured.load(Ordering::Relaxed))
     }
 
     /// Requests that ended in an error.
@@ -278,6 +299,11 @@ impl Counters {
     /// Programs that came from the cache.
     pub fn loads(&self) -> u64 {
         self.loads.load(Ordering::Relaxed)
+    }
+
+    /// Programs loaded on a device, each device by itself.
+    pub fn device_loads(&self) -> u64 {
+        self.device_loads.load(Ordering::Relaxed)
     }
 
     /// Requests that had to wait for a context.

@@ -8,14 +8,14 @@ use std::time::Instant;
 use precast_cache::{KeyRecord, ProgramCache};
 use precast_ir::Graph;
 use precast_ir::eval::eval_graph;
-use precast_program::{Bucket, Device, Target};
+use precast_program::{Bucket, Device, DeviceRun, Target};
 use precast_tensor::Tensor;
 
 use crate::bind::Bind;
 use crate::binding::Binding;
 use crate::bring::{Bringer, Underway};
+use crate::contexts::{Contexts, Taken};
 use crate::error::SessionError;
-use crate::exec_context::{Contexts, Taken};
 use crate::interface::{GraphSource, Interface};
 use crate::ladders::Ladders;
 use crate::options::{OnMiss, SessionOptions, Startup};
@@ -24,7 +24,7 @@ use crate::report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunRepor
 use crate::request::{Argument, Unifier, check_sizes, is_aligned, tensors_of};
 use crate::slots::Slots;
 use crate::startup::ReadyCell;
-use crate::submit::{Pending, Workers};
+use crate::submit::{Answer, Pending, Workers};
 use crate::traffic::Traffic;
 
 /// A model opened on a device. Shared by any number of threads.
@@ -59,7 +59,7 @@ impl Drop for Closing {
 pub(crate) struct Inner {
     pub(crate) interface: Arc<Interface>,
     pub(crate) source: Arc<dyn GraphSource>,
-    pub(crate) device: Arc<dyn Device>,
+    pub(crate) devices: Arc<[Arc<dyn Device>]>,
     pub(crate) cache: Arc<ProgramCache>,
     pub(crate) options: SessionOptions,
     pub(crate) bringer: Arc<Bringer>,
@@ -73,8 +73,17 @@ pub(crate) struct Inner {
     form_place: Option<(usize, usize)>,
 }
 
+/// Where the bytes of a request lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Residence {
+    /// In the host's memory.
+    Host,
+    /// In a device's, where only the device reads them.
+    Device,
+}
+
 /// What a request runs on.
-enum Prepared {
+pub(crate) enum Prepared {
     /// A Binding, how much had to be decided, and why.
     Bound(Arc<Binding>, Tier, Origin, Reason),
     /// Outputs that are there already.
@@ -92,7 +101,22 @@ impl Session {
         device: Arc<dyn Device>,
         cache: Arc<ProgramCache>,
     ) -> Result<Session, SessionError> {
-        let begun = Instant::now();
+        Session::open_on(interface, source, options, target, vec![device], cache)
+    }
+
+    /// Opens a model on several devices that the target compiles for: each Program is compiled once and loaded on every one.
+    pub fn open_on(
+        interface: Interface,
+        source: Arc<dyn GraphSource>,
+        options: SessionOptions,
+        target: Arc<dyn Target>,
+        devices: Vec<Arc<dyn Device>>,
+        cache: Arc<ProgramCache>,
+    ) -> Result<Session, SessionError> {
+        if devices.is_empty() {
+            return Err(SessionError::Options("a Session needs a device".to_string()));
+        }
+        let (begun, devices): (Instant, Arc<[Arc<dyn Device>]>) = (Instant::now(), devices.into());
         let (interface, counters) = (Arc::new(interface), Arc::new(Counters::default()));
         let traffic = Traffic::new(&interface, &cache);
         let ladders = traffic.fitted(Ladders::new(&interface, &options)?, &options);
@@ -100,7 +124,7 @@ impl Session {
             interface: interface.clone(),
             source: source.clone(),
             target,
-            device: device.clone(),
+            devices: devices.clone(),
             cache: cache.clone(),
             counters: counters.clone(),
             target_options: options.target_options.clone(),
@@ -112,14 +136,14 @@ impl Session {
             unifier: Unifier::new(&interface),
             form_place: ladders.primary().and_then(|primary| place_of(&interface, primary)),
             programs: Arc::new(Programs::new(ladders, options.jobs, options.exact_programs_max)),
-            contexts: Contexts::new(options.contexts, device.clone(), options.contexts_wait, options.waiting_max),
+            contexts: Contexts::new(options.contexts, devices.clone(), options.contexts_wait, options.waiting_max),
             bringer: Arc::new(bringer),
             counters,
             traffic,
             ready: ReadyCell::default(),
             interface,
             source,
-            device,
+            devices,
             cache,
             options,
         };
@@ -138,8 +162,24 @@ impl Session {
         device: Arc<dyn Device>,
         cache: Arc<ProgramCache>,
     ) -> Result<Session, SessionError> {
+        Session::open_graph_on(graph, options, target, vec![device], cache)
+    }
+
+    /// Opens a symbolic Graph on several devices.
+    pub fn open_graph_on(
+        graph: &Graph,
+        options: SessionOptions,
+        target: Arc<dyn Target>,
+        devices: Vec<Arc<dyn Device>>,
+        cache: Arc<ProgramCache>,
+    ) -> Result<Session, SessionError> {
         let interface = Interface::of(graph, None)?;
-        Session::open(interface, Arc::new(graph.clone()), options, target, device, cache)
+        Session::open_on(interface, Arc::new(graph.clone()), options, target, devices, cache)
+    }
+
+    /// The devices that it runs on.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.inner.devices
     }
 
     /// Inputs, outputs and dims of the model.
@@ -201,6 +241,15 @@ impl Session {
         self.workers.submit(&self.inner, inputs)
     }
 
+    /// Queues a request and calls a function with its answer, on a thread of the Session, which should not be kept long.
+    pub fn submit_then(
+        &self,
+        inputs: Vec<Tensor>,
+        then: impl FnOnce(Answer) + Send + 'static,
+    ) -> Result<(), SessionError> {
+        self.workers.submit_then(&self.inner, inputs, Box::new(then))
+    }
+
     /// What the Program of each Bucket is found by, in increasing order. Loads and compiles nothing.
     pub fn records(&self) -> Result<Vec<KeyRecord>, SessionError> {
         let ladders = self.inner.programs.read(|table| table.ladders.clone());
@@ -244,11 +293,11 @@ impl Inner {
                 let mut taken = self.take(arguments)?;
                 let mut buffers = binding.output_buffers();
                 let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(crate::OutputBuffer::as_bytes_mut).collect();
-                taken.get().make_newest(&binding, arguments);
-                self.run_taken(&mut taken, arguments, &mut slices)?;
+                taken.get().make_newest(&binding, shapes(arguments));
+                let device = self.run_taken(&mut taken, arguments, &mut slices)?;
                 drop(taken);
                 let reason = if tier == Tier::Fast { Reason::OwnedOutputs } else { reason };
-                Ok((binding.tensors(buffers)?, RunReport { tier, origin, reason, ..binding.report }))
+                Ok((binding.tensors(buffers)?, RunReport { tier, origin, reason, device, ..binding.report }))
             }
         }
     }
@@ -270,12 +319,12 @@ impl Inner {
         let epoch = self.programs.epoch();
         let mut taken = self.take(arguments)?;
         let mut reason = Reason::FirstOnContext;
-        if let Some(binding) = taken.get().remembered(arguments) {
+        if let Some(binding) = taken.get().remembered(shapes(arguments)) {
             if binding.epoch == epoch && binding.missing.is_empty() && is_aligned(arguments) {
                 let report = binding.report;
                 check_outputs(binding, outputs)?;
-                self.run_taken(&mut taken, arguments, outputs)?;
-                return Ok(report);
+                let device = self.run_taken(&mut taken, arguments, outputs)?;
+                return Ok(RunReport { device, ..report });
             }
             reason = Reason::Epoch;
         }
@@ -291,10 +340,10 @@ impl Inner {
             Prepared::Bound(binding, tier, origin, slow) => {
                 check_outputs(&binding, outputs)?;
                 let mut taken = self.take(arguments)?;
-                taken.get().make_newest(&binding, arguments);
-                self.run_taken(&mut taken, arguments, outputs)?;
+                taken.get().make_newest(&binding, shapes(arguments));
+                let device = self.run_taken(&mut taken, arguments, outputs)?;
                 let reason = if tier == Tier::Fast { reason } else { slow };
-                Ok(RunReport { tier, origin, reason, ..binding.report })
+                Ok(RunReport { tier, origin, reason, device, ..binding.report })
             }
         }
     }
@@ -308,14 +357,23 @@ impl Inner {
         Ok(RunReport { tier, reason: Reason::Alignment, ..report })
     }
 
-    fn count(&self, report: &RunReport) {
+    pub(crate) fn count(&self, report: &RunReport) {
         self.counters.count(report);
         self.traffic.count(report.chunks.total().rows);
     }
 
     fn take(&self, arguments: &[Argument<'_>]) -> Result<Taken<'_>, SessionError> {
-        let form = self.form_place.and_then(|(input, axis)| arguments.get(input)?.shape.get(axis));
-        let (taken, waited) = self.contexts.take(form.map_or(0, |&size| size as i64))?;
+        self.take_for(shapes(arguments), None)
+    }
+
+    /// A context for a request with inputs of these shapes, of a device where one is named.
+    pub(crate) fn take_for<'s>(
+        &self,
+        mut shapes: impl Iterator<Item = &'s [usize]>,
+        device: Option<usize>,
+    ) -> Result<Taken<'_>, SessionError> {
+        let form = self.form_place.and_then(|(input, axis)| shapes.nth(input)?.get(axis));
+        let (taken, waited) = self.contexts.take(form.map_or(0, |&size| size as i64), device)?;
         if waited {
             self.counters.count_context_wait();
         }
@@ -327,18 +385,24 @@ impl Inner {
         taken: &mut Taken<'_>,
         arguments: &[Argument<'_>],
         outputs: &mut [&mut [u8]],
-    ) -> Result<(), SessionError> {
+    ) -> Result<DeviceRun, SessionError> {
         let result = taken.get().run_newest(arguments, outputs, self.options.pad_content);
-        if result.is_err() {
-            taken.discard();
-        }
-        Ok(result?)
+        Ok(result.inspect_err(|error| taken.discard_after(error))?)
     }
 
     /// Finds or makes what a request runs on.
     fn prepare(&self, arguments: &[Argument<'_>]) -> Result<Prepared, SessionError> {
-        let values = self.unifier.unify(arguments)?;
         check_sizes(arguments)?;
+        self.prepare_for(arguments, Residence::Host)
+    }
+
+    /// Finds or makes what a request runs on, whose bytes lie where it says; those on a device are not looked at.
+    pub(crate) fn prepare_for(
+        &self,
+        arguments: &[Argument<'_>],
+        residence: Residence,
+    ) -> Result<Prepared, SessionError> {
+        let values = self.unifier.unify(arguments)?;
         let primary = self.programs.read(|table| table.ladders.primary());
         if let Some(primary) = primary.filter(|&primary| values[primary] == 0) {
             return self.answer_empty(&values, primary);
@@ -356,14 +420,14 @@ impl Inner {
             }
             Ok(Bind::Missing(buckets)) => buckets,
             Err(SessionError::OutOfRange(reason)) => {
-                if self.options.on_miss.contains(OnMiss::Reference) {
+                if residence == Residence::Host && self.options.on_miss.contains(OnMiss::Reference) {
                     return self.answer_by_reference(&values, arguments);
                 }
                 return Err(SessionError::OutOfRange(reason));
             }
             Err(error) => return Err(error),
         };
-        self.on_miss(&values, arguments, &missing)
+        self.on_miss(&values, arguments, &missing, residence)
     }
 
     /// Goes along the on-miss chain.
@@ -373,6 +437,7 @@ impl Inner {
         values: &[i64],
         arguments: &[Argument<'_>],
         missing: &[Bucket],
+        residence: Residence,
     ) -> Result<Prepared, SessionError> {
         tracing::debug!(bucket = %missing[0], chain = ?self.options.on_miss.0, "the Program is not loaded");
         for link in &self.options.on_miss.0 {
@@ -381,6 +446,7 @@ impl Inner {
                     Some(binding) => Prepared::Bound(binding, Tier::Standard, Origin::Warm, Reason::PadUp),
                     None => continue,
                 },
+                OnMiss::Reference if residence == Residence::Device => continue,
                 OnMiss::Reference => self.answer_by_reference(values, arguments)?,
                 OnMiss::Wait => match self.wait_for(values, arguments, missing)? {
                     Some(prepared) => prepared,
@@ -475,6 +541,11 @@ fn compiles_max(options: &SessionOptions) -> usize {
     }
 }
 
+/// Shapes of the inputs of a request.
+fn shapes<'a>(arguments: &'a [Argument<'_>]) -> impl Iterator<Item = &'a [usize]> + Clone {
+    arguments.iter().map(|argument| argument.shape)
+}
+
 /// An input and axis that is a dim by itself.
 fn place_of(interface: &Interface, dim: usize) -> Option<(usize, usize)> {
     let symbol = &interface.dims[dim].symbol;
@@ -495,6 +566,7 @@ fn answer_report(rows: i64) -> RunReport {
         chunks: Chunks::new([Chunk { bucket: rows, rows }]),
         is_cost_estimated: false,
         copied_bytes: 0,
+        device: DeviceRun::default(),
     }
 }
 

@@ -78,9 +78,17 @@ struct Queue {
     len_max: usize,
 }
 
+/// Where an answer goes.
+enum Reply {
+    /// To whoever waits for it.
+    Cell(Arc<Cell>),
+    /// To a function, on the thread that ran the request.
+    Call(Box<dyn FnOnce(Answer) + Send>),
+}
+
 #[derive(Default)]
 struct QueueState {
-    requests: VecDeque<(Vec<Tensor>, Arc<Cell>)>,
+    requests: VecDeque<(Vec<Tensor>, Reply)>,
     is_closed: bool,
     idle: usize,
 }
@@ -91,41 +99,62 @@ impl Workers {
         Workers { shared: Arc::new(shared), threads: Mutex::default(), threads_max: threads_max.max(1) }
     }
 
-    /// Queues a request.
+    /// Queues a request whose answer is waited for.
     pub(crate) fn submit(&self, inner: &Arc<Inner>, inputs: Vec<Tensor>) -> Result<Pending, SessionError> {
         let cell = Arc::new(Cell::default());
+        self.queue(inner, inputs, Reply::Cell(cell.clone()))?;
+        Ok(Pending(cell))
+    }
+
+    /// Queues a request whose answer is handed on.
+    pub(crate) fn submit_then(
+        &self,
+        inner: &Arc<Inner>,
+        inputs: Vec<Tensor>,
+        then: Box<dyn FnOnce(Answer) + Send>,
+    ) -> Result<(), SessionError> {
+        self.queue(inner, inputs, Reply::Call(then))
+    }
+
+    fn queue(&self, inner: &Arc<Inner>, inputs: Vec<Tensor>, reply: Reply) -> Result<(), SessionError> {
         let needs_thread = {
-            let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
             if state.requests.len() >= self.shared.len_max {
                 return Err(SessionError::Busy { contexts: self.threads_max, waiting: state.requests.len() });
             }
-            state.requests.push_back((inputs, cell.clone()));
-            state.requests.len() > state.idle
+            state.requests.len() >= state.idle
         };
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        if needs_thread && threads.len() < self.threads_max {
-            let (queue, inner) = (self.shared.clone(), inner.clone());
-            let thread =
-                std::thread::Builder::new().name("precast-submit".to_string()).spawn(move || serve(&queue, &inner));
-            match thread {
-                Ok(thread) => threads.push(thread),
-                Err(error) if threads.is_empty() => {
-                    let reason = format!("no thread to run submitted requests on: {error}");
-                    cell.answer(Err(SessionError::Thread(reason)));
-                }
-                Err(_) => {}
-            }
+        if needs_thread {
+            self.add_thread(inner)?;
         }
-        drop(threads);
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).requests.push_back((inputs, reply));
         self.shared.changed.notify_one();
-        Ok(Pending(cell))
+        Ok(())
+    }
+
+    /// Starts one more thread, where there may be one. It is an error only if there is none.
+    fn add_thread(&self, inner: &Arc<Inner>) -> Result<(), SessionError> {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if threads.len() == self.threads_max {
+            return Ok(());
+        }
+        let (queue, inner) = (self.shared.clone(), inner.clone());
+        let builder = std::thread::Builder::new().name("precast-submit".to_string());
+        match builder.spawn(move || serve(&queue, &inner)) {
+            Ok(thread) => threads.push(thread),
+            Err(error) if threads.is_empty() => {
+                return Err(SessionError::Thread(format!("no thread to run submitted requests on: {error}")));
+            }
+            Err(_) => {}
+        }
+        Ok(())
     }
 }
 
 fn serve(queue: &Queue, inner: &Inner) {
     loop {
         let mut state = queue.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (inputs, cell) = loop {
+        let (inputs, reply) = loop {
             if let Some(request) = state.requests.pop_front() {
                 break request;
             }
@@ -138,7 +167,15 @@ fn serve(queue: &Queue, inner: &Inner) {
         };
         drop(state);
         let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| inner.run(&inputs)));
-        cell.answer(answer.unwrap_or_else(|_| Err(SessionError::Thread("the run panicked".to_string()))));
+        let answer = answer.unwrap_or_else(|_| Err(SessionError::Thread("the run panicked".to_string())));
+        match reply {
+            Reply::Cell(cell) => cell.answer(answer),
+            Reply::Call(then) => {
+                if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| then(answer))).is_err() {
+                    tracing::error!("what a submitted request's answer was handed to panicked");
+                }
+            }
+        }
     }
 }
 

@@ -374,6 +374,11 @@ fn requests_can_be_submitted_and_a_full_queue_says_so() {
     }
     assert_eq!(answered + refused, 200);
     assert!(session.submit(vec![input(1)]).unwrap().wait().is_ok(), "it recovers");
+    // An answer may be handed to a function; one that panics harms nobody.
+    let (send, receive) = std::sync::mpsc::channel();
+    session.submit_then(vec![input(1)], |_| panic!("on purpose")).unwrap();
+    session.submit_then(vec![input(3)], move |answer| send.send(answer.unwrap().0).unwrap()).unwrap();
+    assert_eq!(receive.recv().unwrap()[0].shape(), [3, 3]);
 }
 
 #[test]

@@ -20,6 +20,14 @@ fn a_model_equals_its_reference() {
 }
 
 #[test]
+fn a_device_without_captures_says_so() {
+    let bench = Bench::with_model("m.onnx", &models::affine());
+    let outcome = bench.run("verify m.onnx --replay --capture off");
+    assert_eq!(outcome.exit, 2);
+    assert!(outcome.stderr.contains("the Program is not replayed on this device (no-captures)"), "{}", outcome.stderr);
+}
+
+#[test]
 fn saved_outputs_that_differ_end_with_4() {
     let bench = Bench::with_model("m.onnx", &models::affine());
     bench.json("run m.onnx --input x=ones --output y.npz");

@@ -7,7 +7,7 @@ use precast_cpu::lower::REFERENCE;
 use precast_cpu::{CpuDevice, CpuTarget, Isa};
 use precast_ir::Graph;
 use precast_passes::PassOptions;
-use precast_program::{Bucket, Device, MemoryStore, Program, Target, decode, encode};
+use precast_program::{Bucket, Device, DeviceRun, MemoryStore, Program, Target, decode, encode};
 use precast_tensor::{DType, Tensor};
 use precast_testing::tolerance::Reference;
 
@@ -110,7 +110,7 @@ fn run_case(case: &Case, isa: Isa, threads: usize, passes: Passes, device: &CpuD
         ports.map(|(port, words)| &mut bytemuck::cast_slice_mut(words)[..port.bytes as usize]).collect();
     let mut context = device.context(program.arena_bytes);
     context.run(&*loaded, &inputs, &mut outputs).map_err(|error| error.to_string())?;
-    let mut again = Ok(());
+    let mut again = Ok(DeviceRun::default());
     let counted = allocation_counter::measure(|| again = context.run(&*loaded, &inputs, &mut outputs));
     again.map_err(|error| format!("the second run: {error}"))?;
     if counted.count_total > 0 && !is_reference {

@@ -5,13 +5,15 @@ use std::ops::Range;
 
 /// One axis of a copy, outermost first in its plan. Offsets of its items are counted in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Axis {
+pub struct BoxAxis {
     /// Items to copy.
-    count: usize,
-    /// Items to add after them.
-    pad: usize,
-    source_stride: usize,
-    target_stride: usize,
+    pub count: usize,
+    /// Items to add after them, each like the last.
+    pub pad: usize,
+    /// Bytes from an item to the next in the source.
+    pub source_stride: usize,
+    /// Bytes from an item to the next in the target.
+    pub target_stride: usize,
 }
 
 /// What rows beyond a request's own hold.
@@ -28,7 +30,7 @@ pub enum PadContent {
 /// A copy of a box of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoxCopy {
-    axes: Vec<Axis>,
+    axes: Vec<BoxAxis>,
     source_start: usize,
     target_start: usize,
     /// Bytes copied at once at the innermost place.
@@ -78,7 +80,7 @@ impl BoxCopy {
                 (row_bytes, run_pad) = (run_bytes, span.pad);
                 run_bytes *= span.count;
             } else if span.count != 1 || span.pad != 0 {
-                axes.push(Axis { count: span.count, pad: span.pad, source_stride, target_stride });
+                axes.push(BoxAxis { count: span.count, pad: span.pad, source_stride, target_stride });
             }
             source_stride *= span.source;
             target_stride *= span.target;
@@ -94,6 +96,38 @@ impl BoxCopy {
         is_one.then_some((self.source_start, self.target_start, self.run_bytes))
     }
 
+    /// Where the first byte is read and where it goes.
+    pub fn starts(&self) -> (usize, usize) {
+        (self.source_start, self.target_start)
+    }
+
+    /// Bytes that the source and the target must have.
+    pub fn reach(&self) -> (usize, usize) {
+        let (axes, item_bytes) = self.nest();
+        let (mut source, mut target) = self.starts();
+        let mut is_empty = item_bytes == 0;
+        for axis in axes {
+            is_empty |= axis.count == 0;
+            source += axis.count.saturating_sub(1) * axis.source_stride;
+            target += (axis.count + axis.pad).saturating_sub(1) * axis.target_stride;
+        }
+        if is_empty { (0, 0) } else { (source + item_bytes, target + item_bytes) }
+    }
+
+    /// The copy as whoever carries it out elsewhere needs it: axes, outermost first, around items of so many bytes, which
+    /// lie together on both sides.
+    pub fn nest(&self) -> (impl Iterator<Item = BoxAxis> + '_, usize) {
+        let rows = BoxAxis {
+            count: self.run_bytes.checked_div(self.row_bytes).unwrap_or(0),
+            pad: self.run_pad,
+            source_stride: self.row_bytes,
+            target_stride: self.row_bytes,
+        };
+        let is_plain = self.run_pad == 0;
+        let item_bytes = if is_plain { self.run_bytes } else { self.row_bytes };
+        (self.axes.iter().copied().chain((!is_plain).then_some(rows)), item_bytes)
+    }
+
     /// Copies.
     pub fn copy(&self, source: &[u8], target: &mut [u8], content: PadContent) {
         if self.run_bytes > 0 {
@@ -101,7 +135,7 @@ impl BoxCopy {
         }
     }
 
-    fn copy_axes(&self, axes: &[Axis], source: &[u8], target: &mut [u8], content: PadContent) {
+    fn copy_axes(&self, axes: &[BoxAxis], source: &[u8], target: &mut [u8], content: PadContent) {
         let Some((axis, inner)) = axes.split_first() else {
             target[..self.run_bytes].copy_from_slice(&source[..self.run_bytes]);
             pad(target, self.run_bytes, self.row_bytes, self.run_pad, content);
@@ -228,6 +262,39 @@ mod tests {
             }
             let spans = [AxisSpan::whole(outer), span, AxisSpan::whole(inner)];
             assert_eq!(copied(&spans, &source, PadContent::LastRow), expected);
+        }
+    }
+
+    #[test]
+    fn the_nest_of_axes_says_the_same_as_the_copy() {
+        let row = AxisSpan { source: 5, target: 4, source_start: 1, target_start: 0, count: 3, pad: 1 };
+        for spans in [
+            vec![row],
+            vec![row, AxisSpan::whole(3)],
+            vec![AxisSpan::whole(2), row, AxisSpan::whole(3)],
+            vec![AxisSpan::whole(2), row, AxisSpan::whole(3), padded(2, 3), AxisSpan::whole(2)],
+            vec![AxisSpan::whole(7)],
+        ] {
+            let source: Vec<u8> =
+                (0..spans.iter().map(|span| span.source).product::<usize>()).map(|at| at as u8).collect();
+            let copy = BoxCopy::new(&spans, 1);
+            let mut target = vec![77; spans.iter().map(|span| span.target).product()];
+            let (axes, item_bytes) = copy.nest();
+            assert!(copy.reach().0 <= source.len() && copy.reach().1 == target.len(), "{:?}", copy.reach());
+            let mut offsets = vec![copy.starts()];
+            for axis in axes {
+                let items = |(from, to): (usize, usize)| {
+                    let item = move |at: usize| {
+                        (from + at.min(axis.count - 1) * axis.source_stride, to + at * axis.target_stride)
+                    };
+                    (0..axis.count + axis.pad).map(item)
+                };
+                offsets = offsets.into_iter().flat_map(items).collect();
+            }
+            for (from, to) in offsets {
+                target[to..to + item_bytes].copy_from_slice(&source[from..from + item_bytes]);
+            }
+            assert_eq!(target, copied(&spans, &source, PadContent::LastRow), "{spans:?}");
         }
     }
 

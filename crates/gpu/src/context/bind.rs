@@ -1,0 +1,240 @@
+//! Which of the caller's buffers kernels read and write themselves, and which go through the staging memory: those on the
+//! host, those whose rows differ from the Program's, and those that kernels cannot take as they lie.
+
+use precast_driver::DeviceBuffer;
+use precast_program::{BoxCopy, IoPath, Port, Program, RunError};
+
+use crate::capture::Fallbacks;
+use crate::rows::{self, MOVE_WORDS, NOTHING};
+
+use super::parts::{Mode, Parts};
+
+/// What kernels rely on: they load and store up to 16 bytes at once.
+const CALLER_ALIGN: u64 = 16;
+
+/// The caller's buffers of a run, inputs first. Everything here is kept from run to run, so that a run allocates nothing.
+pub(super) struct Callers {
+    list: Vec<Caller>,
+    /// Moves of those whose rows differ.
+    moves: Vec<[u64; MOVE_WORDS]>,
+    /// Ranges as they were when it was last looked whether they overlap, and which outputs do.
+    ranges: Vec<(u64, u64)>,
+    overlapping: Vec<bool>,
+    order: Vec<usize>,
+    /// Ports that a step of the host reads or writes.
+    on_host: Vec<bool>,
+    inputs: usize,
+    /// Runs whose buffers did not lie as kernels need them.
+    rebinds: Fallbacks,
+}
+
+#[derive(Clone, Copy)]
+struct Caller {
+    address: u64,
+    bytes: u64,
+    place: CallerPlace,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CallerPlace {
+    Host,
+    /// On the device, like the Program's.
+    Exact,
+    /// On the device, with a move of this position.
+    Rows(usize),
+    /// An output that the caller does not want.
+    Unused,
+}
+
+impl Callers {
+    pub(super) fn new(program: &Program, on_host: Vec<bool>) -> Callers {
+        let count = program.inputs.len() + program.outputs.len();
+        Callers {
+            list: Vec::with_capacity(count),
+            moves: Vec::with_capacity(count),
+            ranges: Vec::with_capacity(count),
+            overlapping: Vec::with_capacity(count),
+            order: Vec::with_capacity(count),
+            on_host,
+            inputs: program.inputs.len(),
+            rebinds: Fallbacks::default(),
+        }
+    }
+
+    /// Finds out which outputs share bytes with another buffer, unless nothing has moved.
+    fn find_overlaps(&mut self) {
+        let ranges = || self.list.iter().map(|caller| (caller.address, caller.address + caller.bytes));
+        if ranges().eq(self.ranges.iter().copied()) {
+            return;
+        }
+        let ranges = self.list.iter().map(|caller| (caller.address, caller.address + caller.bytes));
+        self.ranges.clear();
+        self.ranges.extend(ranges);
+        self.overlapping.clear();
+        self.overlapping.resize(self.list.len(), false);
+        self.order.clear();
+        self.order.extend((0..self.list.len()).filter(|&at| self.ranges[at].0 < self.ranges[at].1));
+        let list = &self.list;
+        self.order.retain(|&at| matches!(list[at].place, CallerPlace::Exact | CallerPlace::Rows(_)));
+        let ranges = &self.ranges;
+        self.order.sort_unstable_by_key(|&at| ranges[at]);
+        // Behind the furthest end of all, and of outputs, nothing overlaps.
+        let (mut end, mut output_end, mut output) = (0, 0, 0);
+        for &at in &self.order {
+            let (start, own_end) = self.ranges[at];
+            let is_output = at >= self.inputs;
+            if start < output_end {
+                self.overlapping[output] = true;
+            }
+            if is_output && start < end {
+                self.overlapping[at] = true;
+            }
+            end = end.max(own_end);
+            if is_output && own_end > output_end {
+                (output_end, output) = (own_end, at);
+            }
+        }
+    }
+
+    /// Whether kernels cannot take a buffer as it lies.
+    fn is_unfit(&self, at: usize) -> bool {
+        let caller = &self.list[at];
+        caller.place == CallerPlace::Exact
+            && (!caller.address.is_multiple_of(CALLER_ALIGN) || self.overlapping.get(at) == Some(&true))
+    }
+}
+
+impl Parts {
+    /// Forgets the buffers of the last run.
+    pub(super) fn clear_callers(&mut self, at: usize) {
+        let callers = &mut self.states[at].callers;
+        callers.list.clear();
+        callers.moves.clear();
+    }
+
+    /// Names buffers on the host, which the staging memory has places for.
+    pub(super) fn add_host_callers(&mut self, at: usize, count: usize) {
+        let host = Caller { address: 0, bytes: 0, place: CallerPlace::Host };
+        self.states[at].callers.list.extend(std::iter::repeat_n(host, count));
+    }
+
+    /// Names a buffer on the device: the next input or output.
+    pub(super) fn add_caller(
+        &mut self,
+        at: usize,
+        buffer: &DeviceBuffer,
+        start: usize,
+        bytes: usize,
+        rows: Option<&BoxCopy>,
+        is_unused: bool,
+    ) -> Result<(), RunError> {
+        let state = &self.states[at];
+        let position = state.callers.list.len();
+        let Some((port, is_input)) = port(&state.loaded.program, position) else { return Ok(()) };
+        let wrong = |reason: String| RunError::Buffer(format!("'{}': {reason}", port.name));
+        if buffer.device().info().ordinal != self.stream.device().info().ordinal {
+            let (found, expected) = (buffer.device().info().ordinal, self.stream.device().info().ordinal);
+            return Err(wrong(format!("it lies on device {found}; the context is of device {expected}")));
+        }
+        if start.checked_add(bytes).is_none_or(|end| end > buffer.len()) {
+            return Err(wrong(format!("{bytes} bytes at {start} leave a buffer of {} bytes", buffer.len())));
+        }
+        let address = buffer.address() + start as u64;
+        let place = match (rows, is_unused) {
+            (_, true) => CallerPlace::Unused,
+            (None, false) if bytes as u64 != port.bytes => {
+                return Err(wrong(format!("it has {bytes} bytes; {} are needed", port.bytes)));
+            }
+            (None, false) => CallerPlace::Exact,
+            (Some(copy), false) => {
+                let (source, target) = copy.reach();
+                let (own, other) = if is_input { (source, target) } else { (target, source) };
+                if own > bytes || other as u64 > port.bytes {
+                    return Err(wrong(format!("its rows need {own} bytes of {bytes}, and {other} of {}", port.bytes)));
+                }
+                let staged = self.staged_address(at, position);
+                let (from, to) = if is_input { (address, staged) } else { (staged, address) };
+                let moved = rows::boxed(from, to, copy).map_err(wrong)?;
+                let callers = &mut self.states[at].callers;
+                callers.moves.push(moved);
+                CallerPlace::Rows(callers.moves.len() - 1)
+            }
+        };
+        self.states[at].callers.list.push(Caller { address, bytes: bytes as u64, place });
+        Ok(())
+    }
+
+    /// Decides how the run comes to each buffer, writes the table, and gives the mode that this makes.
+    pub(super) fn bind(&mut self, at: usize, inputs: IoPath, outputs: IoPath) -> Result<Mode, RunError> {
+        let is_resting = (inputs, outputs) != (IoPath::Host, IoPath::Host) && self.watch_rebinds(at);
+        let (mut inputs, mut outputs) = (inputs, outputs);
+        let count = self.states[at].callers.list.len();
+        let input_count = self.states[at].callers.inputs;
+        self.states[at].table.wanted().clear();
+        for position in 0..count {
+            let (address, is_moved) = self.entry(at, position, is_resting);
+            self.states[at].table.wanted().push(address);
+            if is_moved {
+                *(if position < input_count { &mut inputs } else { &mut outputs }) = IoPath::Rows;
+            }
+        }
+        if inputs == IoPath::Rows || outputs == IoPath::Rows {
+            for position in 0..count {
+                let words = self.move_words(at, position)?;
+                self.states[at].table.wanted().extend(words);
+            }
+        }
+        self.states[at].table.write(&self.stream).map_err(super::refused)?;
+        Ok(Mode { inputs, outputs })
+    }
+
+    /// Counts a run on the device's memory. Says whether kernels rest from taking the caller's buffers.
+    fn watch_rebinds(&mut self, at: usize) -> bool {
+        let callers = &mut self.states[at].callers;
+        callers.find_overlaps();
+        let is_resting = callers.rebinds.begin_run();
+        if !is_resting && (0..callers.list.len()).any(|position| callers.is_unfit(position)) {
+            callers.rebinds.note();
+        }
+        is_resting
+    }
+
+    /// The address that kernels find a buffer by, and whether rows must be moved for it.
+    fn entry(&self, at: usize, position: usize, is_resting: bool) -> (u64, bool) {
+        let callers = &self.states[at].callers;
+        let caller = &callers.list[position];
+        let staged = self.staged_address(at, position);
+        match caller.place {
+            CallerPlace::Host | CallerPlace::Unused => (staged, false),
+            CallerPlace::Rows(_) => (staged, true),
+            CallerPlace::Exact if caller.bytes == 0 => (staged, false),
+            CallerPlace::Exact if is_resting || callers.on_host[position] || callers.is_unfit(position) => {
+                (staged, true)
+            }
+            CallerPlace::Exact => (caller.address, false),
+        }
+    }
+
+    /// What `move_rows` does for a buffer.
+    fn move_words(&mut self, at: usize, position: usize) -> Result<[u64; MOVE_WORDS], RunError> {
+        let staged = self.staged_address(at, position);
+        let state = &mut self.states[at];
+        let (caller, entry) = (state.callers.list[position], state.table.wanted()[position]);
+        let is_input = position < state.callers.inputs;
+        match caller.place {
+            CallerPlace::Rows(moved) => Ok(state.callers.moves[moved]),
+            CallerPlace::Exact if caller.bytes > 0 && entry == staged => {
+                let (from, to) = if is_input { (caller.address, staged) } else { (staged, caller.address) };
+                rows::plain(from, to, caller.bytes).map_err(RunError::Buffer)
+            }
+            CallerPlace::Exact | CallerPlace::Host | CallerPlace::Unused => Ok(NOTHING),
+        }
+    }
+}
+
+/// The Port of a position among inputs and then outputs, and whether it is an input.
+fn port(program: &Program, position: usize) -> Option<(&Port, bool)> {
+    let inputs = program.inputs.len();
+    let port = program.inputs.get(position).or_else(|| program.outputs.get(position.checked_sub(inputs)?))?;
+    Some((port, position < inputs))
+}

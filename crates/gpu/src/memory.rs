@@ -1,0 +1,76 @@
+//! Memory and streams of a GPU that callers hold.
+
+use std::any::Any;
+
+use precast_driver::{Device, DeviceBuffer, DriverError, Stream};
+use precast_program::{DeviceMemory, DeviceStream, RunError};
+
+use crate::context::refused;
+
+/// Memory of a GPU.
+pub struct GpuMemory {
+    buffer: DeviceBuffer,
+}
+
+impl GpuMemory {
+    pub(crate) fn allocate(device: &Device, bytes: usize) -> Result<GpuMemory, DriverError> {
+        Ok(GpuMemory { buffer: device.allocate(bytes)? })
+    }
+
+    /// The driver's buffer.
+    pub fn buffer(&self) -> &DeviceBuffer {
+        &self.buffer
+    }
+
+    /// Memory that is this room's.
+    pub(crate) fn of(memory: &dyn DeviceMemory) -> Option<&GpuMemory> {
+        (memory as &dyn Any).downcast_ref()
+    }
+}
+
+impl From<DeviceBuffer> for GpuMemory {
+    fn from(buffer: DeviceBuffer) -> GpuMemory {
+        GpuMemory { buffer }
+    }
+}
+
+impl DeviceMemory for GpuMemory {
+    fn bytes(&self) -> usize {
+        self.buffer.len()
+    }
+
+    fn write(&self, start: usize, bytes: &[u8]) -> Result<(), RunError> {
+        let stream = self.buffer.device().stream().map_err(refused)?;
+        stream.upload(&self.buffer, start, bytes).map_err(refused)
+    }
+
+    fn read(&self, start: usize, bytes: &mut [u8]) -> Result<(), RunError> {
+        let stream = self.buffer.device().stream().map_err(refused)?;
+        stream.download(&self.buffer, start, bytes).map_err(refused)
+    }
+}
+
+/// A stream of a GPU that a caller works on.
+pub struct GpuStream {
+    stream: Stream,
+}
+
+impl GpuStream {
+    /// The driver's stream.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// A stream that is this room's.
+    pub(crate) fn of(stream: &dyn DeviceStream) -> Option<&GpuStream> {
+        (stream as &dyn Any).downcast_ref()
+    }
+}
+
+impl From<Stream> for GpuStream {
+    fn from(stream: Stream) -> GpuStream {
+        GpuStream { stream }
+    }
+}
+
+impl DeviceStream for GpuStream {}

@@ -1,0 +1,146 @@
+//! Moving rows on the device between a caller's buffers and a Program's: padded on the way in, without the padding on the way
+//! out, and for buffers that kernels cannot take as they are. One launch moves all buffers of a side. What it moves stands in
+//! the table beside the addresses, so that one capture serves any buffers and any number of rows.
+
+use precast_program::{BoxCopy, ConstantRef, Program};
+
+/// Name of the kernel.
+pub(crate) const ENTRY: &str = "move_rows";
+/// Threads of a block.
+pub(crate) const THREADS: u32 = 256;
+/// Axes of a move beside its items.
+const AXES_MAX: usize = 4;
+/// Words of a move: source, target, units in all, bytes of a unit as a power of two, units of an item, and for each axis,
+/// outermost first, items to copy, items to write, and both strides.
+pub(crate) const MOVE_WORDS: usize = 5 + 4 * AXES_MAX;
+/// Most blocks for one buffer: more would only wait for each other.
+const BLOCKS_MAX: u64 = 256;
+/// Bytes that a thread moves at once where everything is aligned.
+const UNIT_BYTES_MAX: u64 = 16;
+
+/// The kernel, after the prelude. Rows beyond the source's are copies of its last.
+pub(crate) fn text() -> String {
+    format!(
+        r#"template <class T> DEVICE void move_unit(u64 from, u64 to) {{ *(T *)to = *(const T *)from; }}
+KERNEL_FLAT({ENTRY}, {THREADS}, const u64 *moves) {{
+    start_next();
+    wait_for_last();
+    const u64 *move = moves + (u64)blockIdx.y * {MOVE_WORDS};
+    u32 total = (u32)move[2], unit_log = (u32)move[3], item_units = (u32)move[4];
+    for (u32 at = blockIdx.x * {THREADS}u + threadIdx.x; at < total; at += gridDim.x * {THREADS}u) {{
+        u32 rest = at / item_units;
+        u64 inside = (u64)(at - rest * item_units) << unit_log;
+        u64 from = move[0] + inside, to = move[1] + inside;
+        for (int axis = {AXES_MAX} - 1; axis >= 0; axis--) {{
+            const u64 *words = move + 5 + 4 * axis;
+            u32 count = (u32)words[0], extent = (u32)words[1];
+            if (extent == 1) continue;
+            u32 item = rest % extent;
+            rest /= extent;
+            from += (item < count ? item : count - 1) * words[2];
+            to += item * words[3];
+        }}
+        if (unit_log == 4) move_unit<Vec<u32, 4>>(from, to);
+        else if (unit_log == 3) move_unit<u64>(from, to);
+        else if (unit_log == 2) move_unit<u32>(from, to);
+        else if (unit_log == 1) move_unit<u16>(from, to);
+        else move_unit<u8>(from, to);
+    }}
+}}
+"#
+    )
+}
+
+/// The machine code of the kernel: the last constant of every Program.
+pub(crate) fn code_of(program: &Program) -> Option<&ConstantRef> {
+    program.constants.last()
+}
+
+/// Blocks of a launch that moves these buffers, by the bytes of the largest.
+pub(crate) fn grid(bytes_max: u64, buffers: usize) -> [u32; 3] {
+    let blocks = bytes_max.div_ceil(UNIT_BYTES_MAX * u64::from(THREADS)).clamp(1, BLOCKS_MAX);
+    [blocks as u32, buffers as u32, 1]
+}
+
+/// The words of a move of nothing.
+pub(crate) const NOTHING: [u64; MOVE_WORDS] = {
+    let mut words = [1; MOVE_WORDS];
+    words[2] = 0;
+    words
+};
+
+/// The words of a move of this many bytes.
+pub(crate) fn plain(from: u64, to: u64, bytes: u64) -> Result<[u64; MOVE_WORDS], String> {
+    words(from, to, &[], bytes)
+}
+
+/// The words of a copy of rows.
+pub(crate) fn boxed(from: u64, to: u64, copy: &BoxCopy) -> Result<[u64; MOVE_WORDS], String> {
+    let (starts, (nest, item_bytes)) = (copy.starts(), copy.nest());
+    let mut axes = [[1, 1, 0, 0]; AXES_MAX];
+    let mut count = 0;
+    for axis in nest {
+        let Some(place) = axes.get_mut(count) else {
+            return Err(format!("rows lie in more than {AXES_MAX} axes; fewer dims must be padded at once"));
+        };
+        let extent = axis.count + axis.pad;
+        *place = [axis.count, extent, axis.source_stride, axis.target_stride].map(|number| number as u64);
+        count += 1;
+    }
+    words(from + starts.0 as u64, to + starts.1 as u64, &axes[..count], item_bytes as u64)
+}
+
+fn words(from: u64, to: u64, axes: &[[u64; 4]], item_bytes: u64) -> Result<[u64; MOVE_WORDS], String> {
+    if item_bytes == 0 || axes.iter().any(|[count, ..]| *count == 0) {
+        return Ok(NOTHING);
+    }
+    let strides = axes.iter().filter(|[_, extent, ..]| *extent > 1).fold(0, |all, [_, _, from, to]| all | from | to);
+    let unit_log = (from | to | item_bytes | strides | UNIT_BYTES_MAX).trailing_zeros();
+    let item_units = item_bytes >> unit_log;
+    let total = axes.iter().fold(item_units, |total, [_, extent, ..]| total.saturating_mul(*extent));
+    // The last step of the kernel's loop must not overflow either.
+    if total > u64::from(u32::MAX) - BLOCKS_MAX * u64::from(THREADS) {
+        return Err(format!("{total} units of {} bytes are more than one launch moves", 1 << unit_log));
+    }
+    let mut words = NOTHING;
+    words[..5].copy_from_slice(&[from, to, total, u64::from(unit_log), item_units]);
+    for (place, axis) in words[5..].chunks_exact_mut(4).zip(axes) {
+        place.copy_from_slice(axis);
+    }
+    Ok(words)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use precast_program::AxisSpan;
+
+    #[test]
+    fn units_are_as_wide_as_everything_is_aligned() {
+        for (from, to, bytes, unit_log, total) in
+            [(0x100, 0x200, 64, 4, 4), (0x108, 0x200, 64, 3, 8), (0x100, 0x200, 6, 1, 3), (0x101, 0x200, 64, 0, 64)]
+        {
+            let words = plain(from, to, bytes).unwrap();
+            assert_eq!(words[..5], [from, to, total, unit_log, total]);
+            assert!(words[5..].iter().all(|&word| word == 1), "no axis is walked");
+        }
+        assert_eq!(plain(0x100, 0x200, 0).unwrap(), NOTHING);
+    }
+
+    #[test]
+    fn rows_are_axes_around_items() {
+        let rows = AxisSpan { source: 3, target: 4, source_start: 0, target_start: 0, count: 3, pad: 1 };
+        let copy = BoxCopy::new(&[AxisSpan::whole(2), rows, AxisSpan::whole(8)], 4);
+        let words = boxed(0x1000, 0x2000, &copy).unwrap();
+        assert_eq!(words[..13], [0x1000, 0x2000, 16, 4, 2, 2, 2, 96, 128, 3, 4, 32, 32]);
+    }
+
+    #[test]
+    fn what_the_kernel_cannot_move_is_said() {
+        let row = AxisSpan { source: 2, target: 3, source_start: 0, target_start: 0, count: 2, pad: 1 };
+        let copy = BoxCopy::new(&[row, AxisSpan::whole(2), row, AxisSpan::whole(2), row], 4);
+        assert!(boxed(0, 0, &copy).unwrap_err().contains("4 axes"));
+        assert!(plain(1, 0, 1 << 33).unwrap_err().contains("one launch"));
+    }
+}
