@@ -30,6 +30,8 @@ const ROWS: &str = r#"graph "rows"(%0 "x": f32[4,6], %1 "s": f32[1]) {
 const TOLERANCE: f64 = 1e-5;
 const OUT_OF_MEMORY: i32 = 2;
 const CAPTURE_INVALIDATED: i32 = 901;
+/// After it every call on the device fails.
+const ILLEGAL_ADDRESS: i32 = 700;
 /// Calls of one function that fail in turn.
 const CALLS_FAILED_MAX: u32 = 12;
 
@@ -219,10 +221,13 @@ fn whatever_call_fails_no_answer_is_wrong_and_nothing_is_left_behind() {
             let calls = rig.fake.calls(symbol) - before;
             let (mut answered, mut refused) = (0, 0);
             for nth in 1..=calls.min(CALLS_FAILED_MAX) {
-                for code in [OUT_OF_MEMORY, CAPTURE_INVALIDATED] {
+                for code in [OUT_OF_MEMORY, CAPTURE_INVALIDATED, ILLEGAL_ADDRESS] {
                     rig.fake.inject(symbol, nth, code);
                     match scenario(&rig, &*loaded, &graph) {
                         Ok(()) => answered += 1,
+                        Err(RunError::DeviceLost(reason)) => {
+                            assert!(code == ILLEGAL_ADDRESS && reason.starts_with(symbol), "{symbol}: {reason}");
+                        }
                         Err(RunError::Device(reason)) => {
                             assert!(reason.starts_with(symbol), "{symbol}, call {nth}: {reason}");
                             refused += 1;
@@ -421,6 +426,68 @@ fn captures_stay_within_their_budget_across_contexts() {
     drop((context, loaded_small, loaded));
     small.assert_clean();
     rig.assert_clean();
+}
+
+#[test]
+fn a_device_without_memory_gives_up_idle_captures_first() {
+    for vendor in Vendor::ALL {
+        let rig = Rig::new(vendor);
+        let graph = graph(ROWS);
+        let loaded = rig.load(&graph);
+        let mut first = rig.device().gpu_context();
+        for seed in 0..4 {
+            run_host(&mut first, &*loaded, &graph, seed).unwrap();
+        }
+        assert_eq!(rig.device().captures_used().1, 1);
+        let is_allocate = |symbol: &&str| ["cuMemAlloc_v2", "hipMalloc"].contains(symbol);
+        let allocate = Library::symbols(vendor).into_iter().find(is_allocate).unwrap();
+        rig.fake.inject(allocate, 1, OUT_OF_MEMORY);
+        let mut second = rig.device().gpu_context();
+        assert_eq!(run_host(&mut second, &*loaded, &graph, 4).unwrap().launch, eager(StepsReason::Cold));
+        assert_eq!(rig.device().captures_used().1, 0);
+        // Nothing is left to give up.
+        rig.fake.inject(allocate, 1, OUT_OF_MEMORY);
+        let mut third = rig.device().gpu_context();
+        assert!(run_host(&mut third, &*loaded, &graph, 5).is_err());
+        assert_eq!(run_host(&mut first, &*loaded, &graph, 6).unwrap().launch, eager(StepsReason::Cold));
+        drop((first, second, third, loaded));
+        rig.assert_clean();
+    }
+}
+
+#[test]
+fn a_replay_on_buffers_that_have_not_moved_is_one_launch() {
+    for vendor in Vendor::ALL {
+        let rig = Rig::new(vendor);
+        let graph = graph(ROWS);
+        let loaded = rig.load(&graph);
+        let mut context = rig.device().gpu_context();
+        let buffers = Buffers::new(&rig, &*loaded, 0).unwrap();
+        let (from, to): (Vec<&DeviceBuffer>, Vec<&DeviceBuffer>) = (
+            buffers.inputs.iter().map(GpuMemory::buffer).collect(),
+            buffers.outputs.iter().map(GpuMemory::buffer).collect(),
+        );
+        for seed in 0..4 {
+            buffers.run(&mut context, &*loaded, &graph, seed).unwrap();
+        }
+        let calls = || -> Vec<(&str, u32)> {
+            Library::symbols(vendor).into_iter().map(|symbol| (symbol, rig.fake.calls(symbol))).collect()
+        };
+        let before = calls();
+        for _ in 0..10 {
+            context.submit(&*loaded, &from, &to).unwrap();
+        }
+        let made = calls().into_iter().zip(before).filter(|(after, before)| after != before);
+        let made: Vec<(&str, u32)> = made.map(|(after, before)| (after.0, after.1 - before.1)).collect();
+        let [enter, launch] = match vendor {
+            Vendor::Cuda => ["cuCtxSetCurrent", "cuGraphLaunch"],
+            Vendor::Hip => ["hipSetDevice", "hipGraphLaunch"],
+        };
+        assert_eq!(made, [(launch, 10), (enter, 10)]);
+        context.synchronize().unwrap();
+        drop((buffers, context, loaded));
+        rig.assert_clean();
+    }
 }
 
 #[test]
