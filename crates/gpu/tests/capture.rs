@@ -609,3 +609,41 @@ fn captures_are_not_disturbed_by_what_other_threads_do_on_the_device() {
         rig.assert_clean();
     }
 }
+
+/// A step of the host between two of the device, and one that reads an input and writes an output itself.
+const HOST_STEPS: &str = r#"graph "host"(%0 "x": f32[4,6]) {
+  %1 = unary.tanh(%0) {alpha=0.0, beta=0.0} : f32[4,6]
+  %2 = cast(%1) {to=f8e4m3fn, saturate=true} : f8e4m3fn[4,6]
+  %3 = cast(%2) {to=f32, saturate=true} : f32[4,6]
+  %4 = binary.add(%3, %0) : f32[4,6]
+  %5 = cast(%0) {to=f8e4m3fn, saturate=true} : f8e4m3fn[4,6]
+  return "y" %4, "z" %5
+}
+"#;
+
+#[test]
+fn segments_between_steps_of_the_host_are_captured_in_every_mode() {
+    for vendor in Vendor::ALL {
+        let rig = Rig::new(vendor);
+        let graph = graph(HOST_STEPS);
+        let loaded = rig.load(&graph);
+        let kernels: Vec<&str> = loaded.program().steps.iter().map(|step| step.kernel.as_str()).collect();
+        assert!(kernels.iter().any(|kernel| kernel.starts_with("host.")), "{kernels:?}");
+        let mut context = rig.device().gpu_context();
+        let buffers = Buffers::new(&rig, &*loaded, 0).unwrap();
+        for run in 0..6 {
+            context.poison().unwrap();
+            let host = run_host(&mut context, &*loaded, &graph, run).unwrap();
+            let device = buffers.run(&mut context, &*loaded, &graph, run + 100).unwrap();
+            assert_eq!(
+                (host.launch == LaunchPath::Replayed, device.launch == LaunchPath::Replayed),
+                (run > 2, run > 2)
+            );
+            // What the host reads and writes is staged for it.
+            assert_eq!((device.inputs, device.outputs), (IoPath::Rows, IoPath::Rows));
+        }
+        assert!(rig.device().captures_used().1 > 2, "every segment is a graph");
+        drop((buffers, context, loaded));
+        rig.assert_clean();
+    }
+}
