@@ -5,7 +5,7 @@
 mod rig;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use precast_driver::{DeviceBuffer, DriverError, Library, Vendor};
 use precast_gpu::{CaptureLimits, GpuContext, GpuMemory, GpuStream};
@@ -425,6 +425,33 @@ fn captures_stay_within_their_budget_across_contexts() {
     assert_eq!(launches, [cold, cold, full, full]);
     drop((context, loaded_small, loaded));
     small.assert_clean();
+    rig.assert_clean();
+}
+
+#[test]
+fn more_hot_captures_than_fit_take_turns_and_never_exceed_the_budget() {
+    let limits = CaptureLimits { max_graphs: 3, ..CaptureLimits::default() };
+    let rig = Rig::with(Vendor::Cuda, 1, FloatPrecision::F32, limits);
+    let graphs = [graph(ROWS), graph(&ROWS.replace("[4", "[3"))];
+    let loaded = graphs.each_ref().map(|graph| rig.load(graph));
+    let replayed = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let (rig, graphs, loaded, replayed) = (&rig, &graphs, &loaded, &replayed);
+            scope.spawn(move || {
+                let mut context = rig.device().gpu_context();
+                for run in 0..60u64 {
+                    let which = usize::from(run % 5 < 2);
+                    let done = run_host(&mut context, &*loaded[which], &graphs[which], run + 100 * thread).unwrap();
+                    replayed.fetch_add(u64::from(done.launch == LaunchPath::Replayed), Ordering::Relaxed);
+                    assert!(rig.device().captures_used().1 <= 3);
+                }
+            });
+        }
+    });
+    assert!(replayed.into_inner() > 0);
+    drop(loaded);
+    assert_eq!(rig.device().captures_used(), (0, 0));
     rig.assert_clean();
 }
 
