@@ -269,7 +269,7 @@ fn moved_buffers_cost_a_copy_and_no_wait_and_no_capture() {
                 .sum::<u32>()
         };
         let before = stream_waits(&rig);
-        for buffers in all.iter().cycle().take(40) {
+        for buffers in all.iter().cycle().take(3_000) {
             let (from, to): (Vec<&DeviceBuffer>, Vec<&DeviceBuffer>) = (
                 buffers.inputs.iter().map(GpuMemory::buffer).collect(),
                 buffers.outputs.iter().map(GpuMemory::buffer).collect(),
