@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use precast::{Named, Ready};
+use precast::{DeviceRun, Named, Ready};
 use serde_json::{Value, json};
 
 use crate::Cx;
@@ -87,6 +87,8 @@ struct Row {
     runs_ms: Vec<f64>,
     total_s: f64,
     program: Option<(String, Value)>,
+    /// How the device carried out the last run.
+    launch: Option<DeviceRun>,
     steps: Option<StepTable>,
 }
 
@@ -140,6 +142,10 @@ fn measure(
         time_runs(&mut work, &inputs.tensors, &limits)
     });
     let (mut runs_ms, total_s) = timed?;
+    let launch = match &work {
+        Work::Ready(ready) => Some(ready.last_run()),
+        Work::Parts(_) => None,
+    };
     runs_ms.sort_by(f64::total_cmp);
     let steps = match (&mut work, args.per_step) {
         (_, false) => None,
@@ -156,7 +162,7 @@ fn measure(
         Work::Parts(_) => None,
     };
     let bucket = inputs.bucket.to_string();
-    Ok(Row { inputs: inputs.tensors, bucket, first_ms, compile_ms, runs_ms, total_s, program, steps })
+    Ok(Row { inputs: inputs.tensors, bucket, first_ms, compile_ms, runs_ms, total_s, program, launch, steps })
 }
 
 /// When measuring ends: after so many runs and so much time.
@@ -215,6 +221,8 @@ impl Row {
             "runs_per_s": self.rate(),
             "latency_ms": latency,
             "program": self.program.as_ref().map(|(_, json)| json),
+            "launch": self.launch.map(|run| run.launch.name()),
+            "launch_reason": self.launch.map(|run| run.launch.reason()),
         });
         if let Some(steps) = &self.steps {
             json["steps"] = steps.steps_json();
@@ -253,6 +261,9 @@ fn rows_text(rows: &[Row], batches: &[usize]) -> String {
     for row in rows {
         let program = row.program.as_ref().map_or("none: the model runs part by part", |(program, _)| program);
         let _ = writeln!(text, "program  {program}");
+        if let Some(run) = row.launch.filter(|&run| run != DeviceRun::default()) {
+            let _ = writeln!(text, "launch   {run}");
+        }
         if let Some(steps) = &row.steps {
             text.push_str(&steps.text());
         }

@@ -197,6 +197,8 @@ impl Graph {
 
     /// Makes the graph ready to be launched any number of times.
     pub fn instantiate(&self) -> Result<GraphExec, DriverError> {
+        // It takes memory of the device.
+        let _turn = self.device.gate().disturb();
         let entry = &self.device.enter()?.graph_instantiate;
         let mut raw = 0;
         // SAFETY: the graph is alive, and the call writes one handle to a place that is ours.
@@ -316,6 +318,7 @@ impl GraphExec {
 
 impl Drop for GraphExec {
     fn drop(&mut self) {
+        let _turn = self.device.gate().disturb();
         // SAFETY: the exec is ours and is not used again; the driver lets launches in flight finish.
         unsafe { self.device.destroy(|shared| &shared.exec_destroy, self.raw) };
     }

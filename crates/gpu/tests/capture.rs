@@ -5,7 +5,7 @@
 mod rig;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use precast_driver::{DeviceBuffer, DriverError, Library, Vendor};
 use precast_gpu::{CaptureLimits, GpuContext, GpuMemory, GpuStream};
@@ -30,6 +30,8 @@ const ROWS: &str = r#"graph "rows"(%0 "x": f32[4,6], %1 "s": f32[1]) {
 const TOLERANCE: f64 = 1e-5;
 const OUT_OF_MEMORY: i32 = 2;
 const CAPTURE_INVALIDATED: i32 = 901;
+/// After it every call on the device fails.
+const ILLEGAL_ADDRESS: i32 = 700;
 /// Calls of one function that fail in turn.
 const CALLS_FAILED_MAX: u32 = 12;
 
@@ -219,10 +221,13 @@ fn whatever_call_fails_no_answer_is_wrong_and_nothing_is_left_behind() {
             let calls = rig.fake.calls(symbol) - before;
             let (mut answered, mut refused) = (0, 0);
             for nth in 1..=calls.min(CALLS_FAILED_MAX) {
-                for code in [OUT_OF_MEMORY, CAPTURE_INVALIDATED] {
+                for code in [OUT_OF_MEMORY, CAPTURE_INVALIDATED, ILLEGAL_ADDRESS] {
                     rig.fake.inject(symbol, nth, code);
                     match scenario(&rig, &*loaded, &graph) {
                         Ok(()) => answered += 1,
+                        Err(RunError::DeviceLost(reason)) => {
+                            assert!(code == ILLEGAL_ADDRESS && reason.starts_with(symbol), "{symbol}: {reason}");
+                        }
                         Err(RunError::Device(reason)) => {
                             assert!(reason.starts_with(symbol), "{symbol}, call {nth}: {reason}");
                             refused += 1;
@@ -264,7 +269,7 @@ fn moved_buffers_cost_a_copy_and_no_wait_and_no_capture() {
                 .sum::<u32>()
         };
         let before = stream_waits(&rig);
-        for buffers in all.iter().cycle().take(40) {
+        for buffers in all.iter().cycle().take(3_000) {
             let (from, to): (Vec<&DeviceBuffer>, Vec<&DeviceBuffer>) = (
                 buffers.inputs.iter().map(GpuMemory::buffer).collect(),
                 buffers.outputs.iter().map(GpuMemory::buffer).collect(),
@@ -424,6 +429,95 @@ fn captures_stay_within_their_budget_across_contexts() {
 }
 
 #[test]
+fn more_hot_captures_than_fit_take_turns_and_never_exceed_the_budget() {
+    let limits = CaptureLimits { max_graphs: 3, ..CaptureLimits::default() };
+    let rig = Rig::with(Vendor::Cuda, 1, FloatPrecision::F32, limits);
+    let graphs = [graph(ROWS), graph(&ROWS.replace("[4", "[3"))];
+    let loaded = graphs.each_ref().map(|graph| rig.load(graph));
+    let replayed = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let (rig, graphs, loaded, replayed) = (&rig, &graphs, &loaded, &replayed);
+            scope.spawn(move || {
+                let mut context = rig.device().gpu_context();
+                for run in 0..60u64 {
+                    let which = usize::from(run % 5 < 2);
+                    let done = run_host(&mut context, &*loaded[which], &graphs[which], run + 100 * thread).unwrap();
+                    replayed.fetch_add(u64::from(done.launch == LaunchPath::Replayed), Ordering::Relaxed);
+                    assert!(rig.device().captures_used().1 <= 3);
+                }
+            });
+        }
+    });
+    assert!(replayed.into_inner() > 0);
+    drop(loaded);
+    assert_eq!(rig.device().captures_used(), (0, 0));
+    rig.assert_clean();
+}
+
+#[test]
+fn a_device_without_memory_gives_up_idle_captures_first() {
+    for vendor in Vendor::ALL {
+        let rig = Rig::new(vendor);
+        let graph = graph(ROWS);
+        let loaded = rig.load(&graph);
+        let mut first = rig.device().gpu_context();
+        for seed in 0..4 {
+            run_host(&mut first, &*loaded, &graph, seed).unwrap();
+        }
+        assert_eq!(rig.device().captures_used().1, 1);
+        let is_allocate = |symbol: &&str| ["cuMemAlloc_v2", "hipMalloc"].contains(symbol);
+        let allocate = Library::symbols(vendor).into_iter().find(is_allocate).unwrap();
+        rig.fake.inject(allocate, 1, OUT_OF_MEMORY);
+        let mut second = rig.device().gpu_context();
+        assert_eq!(run_host(&mut second, &*loaded, &graph, 4).unwrap().launch, eager(StepsReason::Cold));
+        assert_eq!(rig.device().captures_used().1, 0);
+        // Nothing is left to give up.
+        rig.fake.inject(allocate, 1, OUT_OF_MEMORY);
+        let mut third = rig.device().gpu_context();
+        assert!(run_host(&mut third, &*loaded, &graph, 5).is_err());
+        assert_eq!(run_host(&mut first, &*loaded, &graph, 6).unwrap().launch, eager(StepsReason::Cold));
+        drop((first, second, third, loaded));
+        rig.assert_clean();
+    }
+}
+
+#[test]
+fn a_replay_on_buffers_that_have_not_moved_is_one_launch() {
+    for vendor in Vendor::ALL {
+        let rig = Rig::new(vendor);
+        let graph = graph(ROWS);
+        let loaded = rig.load(&graph);
+        let mut context = rig.device().gpu_context();
+        let buffers = Buffers::new(&rig, &*loaded, 0).unwrap();
+        let (from, to): (Vec<&DeviceBuffer>, Vec<&DeviceBuffer>) = (
+            buffers.inputs.iter().map(GpuMemory::buffer).collect(),
+            buffers.outputs.iter().map(GpuMemory::buffer).collect(),
+        );
+        for seed in 0..4 {
+            buffers.run(&mut context, &*loaded, &graph, seed).unwrap();
+        }
+        let calls = || -> Vec<(&str, u32)> {
+            Library::symbols(vendor).into_iter().map(|symbol| (symbol, rig.fake.calls(symbol))).collect()
+        };
+        let before = calls();
+        for _ in 0..10 {
+            context.submit(&*loaded, &from, &to).unwrap();
+        }
+        let made = calls().into_iter().zip(before).filter(|(after, before)| after != before);
+        let made: Vec<(&str, u32)> = made.map(|(after, before)| (after.0, after.1 - before.1)).collect();
+        let [enter, launch] = match vendor {
+            Vendor::Cuda => ["cuCtxSetCurrent", "cuGraphLaunch"],
+            Vendor::Hip => ["hipSetDevice", "hipGraphLaunch"],
+        };
+        assert_eq!(made, [(launch, 10), (enter, 10)]);
+        context.synchronize().unwrap();
+        drop((buffers, context, loaded));
+        rig.assert_clean();
+    }
+}
+
+#[test]
 fn a_callers_stream_is_joined_at_both_ends() {
     for vendor in Vendor::ALL {
         let rig = Rig::new(vendor);
@@ -539,6 +633,44 @@ fn captures_are_not_disturbed_by_what_other_threads_do_on_the_device() {
             is_over.store(true, Ordering::Relaxed);
         });
         drop((loaded, program));
+        rig.assert_clean();
+    }
+}
+
+/// A step of the host between two of the device, and one that reads an input and writes an output itself.
+const HOST_STEPS: &str = r#"graph "host"(%0 "x": f32[4,6]) {
+  %1 = unary.tanh(%0) {alpha=0.0, beta=0.0} : f32[4,6]
+  %2 = cast(%1) {to=f8e4m3fn, saturate=true} : f8e4m3fn[4,6]
+  %3 = cast(%2) {to=f32, saturate=true} : f32[4,6]
+  %4 = binary.add(%3, %0) : f32[4,6]
+  %5 = cast(%0) {to=f8e4m3fn, saturate=true} : f8e4m3fn[4,6]
+  return "y" %4, "z" %5
+}
+"#;
+
+#[test]
+fn segments_between_steps_of_the_host_are_captured_in_every_mode() {
+    for vendor in Vendor::ALL {
+        let rig = Rig::new(vendor);
+        let graph = graph(HOST_STEPS);
+        let loaded = rig.load(&graph);
+        let kernels: Vec<&str> = loaded.program().steps.iter().map(|step| step.kernel.as_str()).collect();
+        assert!(kernels.iter().any(|kernel| kernel.starts_with("host.")), "{kernels:?}");
+        let mut context = rig.device().gpu_context();
+        let buffers = Buffers::new(&rig, &*loaded, 0).unwrap();
+        for run in 0..6 {
+            context.poison().unwrap();
+            let host = run_host(&mut context, &*loaded, &graph, run).unwrap();
+            let device = buffers.run(&mut context, &*loaded, &graph, run + 100).unwrap();
+            assert_eq!(
+                (host.launch == LaunchPath::Replayed, device.launch == LaunchPath::Replayed),
+                (run > 2, run > 2)
+            );
+            // What the host reads and writes is staged for it.
+            assert_eq!((device.inputs, device.outputs), (IoPath::Rows, IoPath::Rows));
+        }
+        assert!(rig.device().captures_used().1 > 2, "every segment is a graph");
+        drop((buffers, context, loaded));
         rig.assert_clean();
     }
 }

@@ -326,6 +326,7 @@ pub struct Ready {
     context: Option<Box<dyn DeviceContext>>,
     inputs: Vec<Tensor>,
     outputs: Vec<OutputBuffer>,
+    last: DeviceRun,
 }
 
 impl Ready {
@@ -334,7 +335,7 @@ impl Ready {
         let ports = &part.program().outputs;
         let outputs = ports.iter().map(|port| OutputBuffer::new(port.bytes as usize)).collect();
         let context = Some(part.take());
-        Ready { part, context, inputs, outputs }
+        Ready { part, context, inputs, outputs, last: DeviceRun::default() }
     }
 
     /// The Program.
@@ -344,12 +345,14 @@ impl Ready {
 
     /// Runs once.
     pub fn run(&mut self) -> Result<(), Error> {
-        self.run_reported().map(drop)
+        self.last =
+            self.with_buffers(|context, program, inputs, outputs| Ok(context.run(program, inputs, outputs)?))?;
+        Ok(())
     }
 
-    /// Runs once, and says how the device carried it out.
-    pub fn run_reported(&mut self) -> Result<DeviceRun, Error> {
-        self.with_buffers(|context, program, inputs, outputs| Ok(context.run(program, inputs, outputs)?))
+    /// How the device carried out the last run.
+    pub fn last_run(&self) -> DeviceRun {
+        self.last
     }
 
     /// Whether the Program gives the same bytes replayed from a capture as step by step, where the device captures.

@@ -107,12 +107,24 @@ impl IoPlan {
     }
 }
 
-/// Why a replay did not happen.
-enum Failure {
-    /// The driver refused the launch: the run goes on step by step.
-    Launch(DriverError),
-    /// The run itself failed.
+/// Why a run was not answered from a capture.
+enum Setback {
+    /// What was recorded is gone: others needed the room.
+    Evicted,
+    /// Capturing failed, for a reason that is for people.
+    Poisoned(PoisonReason, String),
+    /// The run itself failed, and launching step by step would too.
     Run(RunError),
+}
+
+impl Setback {
+    /// What an error of the driver at this point of a capture is. After some, every call fails.
+    fn of(why: PoisonReason, error: DriverError) -> Setback {
+        match error.is_sticky() {
+            true => Setback::Run(refused(error)),
+            false => Setback::Poisoned(why, error.to_string()),
+        }
+    }
 }
 
 impl Parts {
@@ -240,36 +252,35 @@ impl Parts {
         }
         let slot = self.slot(at, mode);
         let clock = &captures.options.clock;
-        let reason = match self.states[at].slots[slot].1.decide(is_capturing, clock) {
-            Decision::Steps(reason) => reason,
-            Decision::Capture => match self.capture(at, slot, mode, captures)? {
-                None => return Ok(report(LaunchPath::Captured, mode)),
-                Some(why) => StepsReason::Poisoned(why),
-            },
-            Decision::Replay => match self.replay(at, slot) {
-                Ok(true) => {
-                    self.states[at].slots[slot].1.replayed();
-                    return Ok(report(LaunchPath::Replayed, mode));
-                }
-                Ok(false) => {
-                    self.states[at].slots[slot].1.evicted();
-                    StepsReason::Cold
-                }
-                Err(Failure::Launch(error)) => StepsReason::Poisoned(self.poison_slot(
-                    at,
-                    slot,
-                    captures,
-                    PoisonReason::Launch,
-                    &error.to_string(),
-                )),
-                Err(Failure::Run(error)) => return Err(error),
-            },
+        let (attempt, launch) = match self.states[at].slots[slot].1.decide(is_capturing, clock) {
+            Decision::Steps(reason) => (Ok(()), LaunchPath::Steps(reason)),
+            Decision::Capture => (self.capture(at, slot, captures), LaunchPath::Captured),
+            Decision::Replay => (self.replay(at, slot), LaunchPath::Replayed),
         };
-        self.run_segments(at, mode, None).map_err(|failure| match failure {
-            Failure::Launch(error) => refused(error),
-            Failure::Run(error) => error,
-        })?;
-        self.states[at].slots[slot].1.ran_steps();
+        let slot_state = &mut self.states[at].slots[slot].1;
+        let reason = match (attempt, launch) {
+            (Ok(()), LaunchPath::Steps(reason)) => reason,
+            (Ok(()), LaunchPath::Captured | LaunchPath::Replayed) => {
+                slot_state.replayed();
+                return Ok(report(launch, mode));
+            }
+            (Err(Setback::Evicted), _) => {
+                slot_state.evicted();
+                StepsReason::Cold
+            }
+            (Err(Setback::Poisoned(why, reason)), _) => {
+                tracing::warn!(reason, ?why, "a Program is launched step by step for a while: its capture failed");
+                drop(slot_state.poison(why, clock));
+                self.states[at].failure = Some(reason);
+                StepsReason::Poisoned(why)
+            }
+            (Err(Setback::Run(error)), _) => return Err(error),
+        };
+        match self.run_segments(at, mode, None) {
+            Ok(()) => self.states[at].slots[slot].1.ran_steps(),
+            Err(Setback::Run(error)) => return Err(error),
+            Err(Setback::Evicted | Setback::Poisoned(..)) => debug_assert!(false, "nothing was replayed"),
+        }
         Ok(steps(reason, mode))
     }
 
@@ -282,41 +293,24 @@ impl Parts {
         })
     }
 
-    /// Records a Program, finds room for the recording and launches it. Gives what poisoned the slot, if something did.
-    fn capture(
-        &mut self,
-        at: usize,
-        slot: usize,
-        mode: Mode,
-        captures: &Captures,
-    ) -> Result<Option<PoisonReason>, RunError> {
-        let (graphs, cost) = match self.record(at, mode) {
-            Ok(recorded) => recorded,
-            Err((why, error)) => return Ok(Some(self.poison_slot(at, slot, captures, why, &error.to_string()))),
-        };
-        let Ok(keeping) = captures.budget.keep(graphs, cost, &self.done.ended) else {
-            let limits = captures.options.limits;
+    /// Records a Program, finds room for the recording and launches it.
+    fn capture(&mut self, at: usize, slot: usize, captures: &Captures) -> Result<(), Setback> {
+        let (graphs, cost) = self.record(at, self.states[at].slots[slot].0)?;
+        let keeping = captures.budget.keep(graphs, cost, &self.done.ended).map_err(|_| {
+            let (limits, Cost { bytes, graphs, .. }) = (captures.options.limits, cost);
             let reason = format!(
-                "it takes {} bytes and {} graphs, and what is in flight leaves too few of {} and {}",
-                cost.bytes, cost.graphs, limits.max_bytes, limits.max_graphs
+                "it takes {bytes} bytes and {graphs} graphs, and what is in flight leaves too few of {} and {}",
+                limits.max_bytes, limits.max_graphs
             );
-            return Ok(Some(self.poison_slot(at, slot, captures, PoisonReason::Budget, &reason)));
-        };
+            Setback::Poisoned(PoisonReason::Budget, reason)
+        })?;
         self.states[at].slots[slot].1.captured(keeping);
-        match self.replay(at, slot) {
-            Ok(true) => Ok(None),
-            // Another context has taken the room at once.
-            Ok(false) => Ok(Some(self.poison_slot(at, slot, captures, PoisonReason::Budget, "it was evicted at once"))),
-            Err(Failure::Launch(error)) => {
-                Ok(Some(self.poison_slot(at, slot, captures, PoisonReason::Launch, &error.to_string())))
-            }
-            Err(Failure::Run(error)) => Err(error),
-        }
+        self.replay(at, slot)
     }
 
     /// Records every segment of a Program. Nothing runs.
-    fn record(&self, at: usize, mode: Mode) -> Result<(Graphs, Cost), (PoisonReason, DriverError)> {
-        let instantiate = |error| (PoisonReason::Instantiate, error);
+    fn record(&self, at: usize, mode: Mode) -> Result<(Graphs, Cost), Setback> {
+        let instantiate = |error| Setback::of(PoisonReason::Instantiate, error);
         let device = self.stream.device();
         let free_before = device.memory_free_total().map_err(instantiate)?.free_bytes;
         let loaded = &self.states[at].loaded;
@@ -331,7 +325,7 @@ impl Parts {
                 self.launch_segment(at, mode, steps.clone(), position)?;
                 guard.end()
             };
-            let graph = record().map_err(|error| (PoisonReason::Record, error))?;
+            let graph = record().map_err(|error| Setback::of(PoisonReason::Record, error))?;
             nodes += graph.node_count().map_err(instantiate)? as u64;
             let exec = graph.instantiate().map_err(instantiate)?;
             exec.upload(&self.stream).map_err(instantiate)?;
@@ -347,38 +341,24 @@ impl Parts {
         Ok((graphs, cost))
     }
 
-    /// Poisons a slot and says so once.
-    #[cold]
-    fn poison_slot(
-        &mut self,
-        at: usize,
-        slot: usize,
-        captures: &Captures,
-        why: PoisonReason,
-        reason: &str,
-    ) -> PoisonReason {
-        tracing::warn!(reason, ?why, "a Program is launched step by step for a while: its capture failed");
-        let state = &mut self.states[at];
-        state.failure = Some(reason.to_string());
-        drop(state.slots[slot].1.poison(why, &captures.options.clock));
-        why
-    }
-
-    /// Launches what was recorded; false once it was evicted.
-    fn replay(&self, at: usize, slot: usize) -> Result<bool, Failure> {
+    /// Launches what was recorded.
+    fn replay(&self, at: usize, slot: usize) -> Result<(), Setback> {
         let (mode, slot) = &self.states[at].slots[slot];
-        let Some(lent) = slot.graphs().and_then(|keeping| keeping.lend(self.run)) else { return Ok(false) };
-        self.run_segments(at, *mode, Some(lent.graphs())).map(|()| true)
+        let lent = slot.graphs().and_then(|keeping| keeping.lend(self.run)).ok_or(Setback::Evicted)?;
+        self.run_segments(at, *mode, Some(lent.graphs()))
     }
 
     /// Goes through the segments: recorded ones are launched at once, others step by step.
-    fn run_segments(&self, at: usize, mode: Mode, graphs: Option<&Graphs>) -> Result<(), Failure> {
+    fn run_segments(&self, at: usize, mode: Mode, graphs: Option<&Graphs>) -> Result<(), Setback> {
         for (position, segment) in self.states[at].loaded.segments.iter().enumerate() {
             match (segment, graphs.and_then(|graphs| graphs[position].as_ref())) {
-                (Segment::Host(step), _) => self.run_host_step(at, *step).map_err(Failure::Run)?,
-                (Segment::Device(_), Some(exec)) => exec.launch(&self.stream).map_err(Failure::Launch)?,
+                (Segment::Host(step), _) => self.run_host_step(at, *step).map_err(Setback::Run)?,
+                (Segment::Device(_), Some(exec)) => {
+                    exec.launch(&self.stream).map_err(|error| Setback::of(PoisonReason::Launch, error))?;
+                }
                 (Segment::Device(steps), None) => {
-                    self.launch_segment(at, mode, steps.clone(), position).map_err(Failure::Launch)?;
+                    let launched = self.launch_segment(at, mode, steps.clone(), position);
+                    launched.map_err(|error| Setback::Run(refused(error)))?;
                 }
             }
         }
