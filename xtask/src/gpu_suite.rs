@@ -29,7 +29,7 @@ pub struct GpuSuiteArguments {
     /// The JSON; bars of parts that do not run now stay in it.
     #[arg(long, value_name = "FILE", default_value = "gpu-results.json")]
     out: PathBuf,
-    /// Only models whose names contain one of these, in parts that compare models.
+    /// Only models and suites whose names contain one of these; the other bars of a part stay as they are.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Measure tactics before speeds.
@@ -98,6 +98,8 @@ impl Bar {
     }
 }
 
+/// Name of the bar of a part that could not run at all.
+const WHOLE_PART: &str = "the part";
 /// Longest note of a failure that is kept.
 const NOTE_CHARACTERS_MAX: usize = 2000;
 
@@ -121,11 +123,10 @@ pub fn run(arguments: &GpuSuiteArguments) -> Result<()> {
     eprintln!("{} · {} · {} · {}", results.device, results.architecture, results.compiler, results.commit);
     for part in parts {
         let begun = Instant::now();
-        let bars = run_part(part, arguments).unwrap_or_else(|error| vec![Bar::failed(part, "the part", &error)]);
+        let bars = run_part(part, arguments).unwrap_or_else(|error| vec![Bar::failed(part, WHOLE_PART, &error)]);
         bars.iter().for_each(print_bar);
         eprintln!("{part:?}: {} bars, {:.0} s", bars.len(), begun.elapsed().as_secs_f64());
-        results.bars.retain(|bar| bar.part != part);
-        results.bars.extend(bars);
+        replace(&mut results.bars, part, bars, arguments.only.is_empty());
         results.ok = results.bars.iter().all(|bar| bar.ok);
         // After every part: the machine may be taken away.
         fs::write(&arguments.out, serde_json::to_string_pretty(&results)? + "\n")?;
@@ -133,6 +134,13 @@ pub fn run(arguments: &GpuSuiteArguments) -> Result<()> {
     let missed = results.bars.iter().filter(|bar| !bar.ok).count();
     ensure!(missed == 0, "{missed} of {} bars are missed", results.bars.len());
     Ok(())
+}
+
+/// Puts the bars of a part in the place of its old ones: all of them, or those of the same names.
+fn replace(bars: &mut Vec<Bar>, part: Part, new: Vec<Bar>, all: bool) {
+    let is_replaced = |bar: &Bar| all || bar.name == WHOLE_PART || new.iter().any(|new| new.name == bar.name);
+    bars.retain(|bar| bar.part != part || !is_replaced(bar));
+    bars.extend(new);
 }
 
 /// What the machine is, with the bars of earlier runs of the same commit on the same device.
@@ -166,15 +174,32 @@ fn commit() -> Result<String> {
 }
 
 fn run_part(part: Part, arguments: &GpuSuiteArguments) -> Result<Vec<Bar>> {
+    let only = Only(&arguments.only);
     match part {
-        Part::Models => parts::models(&arguments.only),
-        Part::Ops => parts::ops(),
+        Part::Models => parts::models(only),
+        Part::Ops => Ok(parts::ops(only)),
         Part::Conformance => parts::conformance(),
-        Part::Sessions => sessions::bars(&arguments.only),
-        Part::Speed => parts::speed(arguments.tune),
+        Part::Sessions => sessions::bars(only),
+        Part::Speed => Ok(parts::speed(only, arguments.tune)),
         Part::Compile => compile_times::bars(),
-        Part::Hip => parts::hip(&arguments.only),
-        Part::Sanitizer => parts::sanitizer(),
+        Part::Hip => parts::hip(only),
+        Part::Sanitizer => parts::sanitizer(only),
+    }
+}
+
+/// What a person wants of a part, by parts of names; everything where nothing is named.
+#[derive(Clone, Copy)]
+pub struct Only<'a>(&'a [String]);
+
+impl Only<'_> {
+    /// Whether something of this name is wanted.
+    pub fn has(self, name: &str) -> bool {
+        self.0.is_empty() || self.0.iter().any(|part| name.contains(part.as_str()))
+    }
+
+    /// As arguments of another command.
+    pub fn arguments(self) -> Vec<String> {
+        self.0.iter().flat_map(|name| ["--only".to_string(), name.clone()]).collect()
     }
 }
 
@@ -195,6 +220,21 @@ mod tests {
         assert!(!Bar::most(Part::Speed, "x", 4.1, 4.0, "µs").ok);
         assert!(!Bar::most(Part::Speed, "x", f64::NAN, 4.0, "µs").ok);
         assert!(Bar::none(Part::Ops, "x", 0, "").ok && !Bar::none(Part::Ops, "x", 1, "").ok);
+    }
+
+    #[test]
+    fn a_part_replaces_its_own_bars() {
+        let bar = |part: Part, name: &str, figure: f64| Bar::most(part, name, figure, 1.0, "s");
+        let old = || vec![bar(Part::Ops, "a", 1.0), bar(Part::Ops, "b", 1.0), bar(Part::Hip, "a", 1.0)];
+        let names = |all: bool| -> Vec<(Part, String, Option<f64>)> {
+            let mut bars = old();
+            replace(&mut bars, Part::Ops, vec![bar(Part::Ops, "b", 2.0)], all);
+            bars.into_iter().map(|bar| (bar.part, bar.name, bar.figure)).collect()
+        };
+        let (a, hip) = ((Part::Ops, "a".to_string(), Some(1.0)), (Part::Hip, "a".to_string(), Some(1.0)));
+        let b = (Part::Ops, "b".to_string(), Some(2.0));
+        assert_eq!(names(true), [hip.clone(), b.clone()]);
+        assert_eq!(names(false), [a, hip, b]);
     }
 
     #[test]

@@ -70,6 +70,10 @@ pub fn run(arguments: &HipCheckArguments) -> Result<()> {
     eprintln!("{symbols} functions of HIP and HIPRTC are where they should be");
     let archs = archs(arguments.arch.as_deref());
     let (kernels, mut failures) = collect(arguments, &archs)?;
+    ensure!(
+        !kernels.is_empty() || !failures.is_empty(),
+        "no model and no architecture has the name that was asked for"
+    );
     eprintln!("{} different texts for {} architectures", kernels.len(), archs.len());
     let begun = Instant::now();
     let proven = Proven::open(arguments.again)?;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::children::{own_json, run_tests, test_binary};
-use super::{Bar, Part};
+use super::{Bar, Only, Part};
 use crate::paths;
 
 /// Programs of the op suite: families of ops, and products with all their tactics.
@@ -57,9 +57,9 @@ const SPEEDS: &[Speed] = &[
 const SUBMIT_US_MAX: f64 = 4.0;
 
 /// Every model against the CPU.
-pub fn models(only: &[String]) -> Result<Vec<Bar>> {
+pub fn models(only: Only) -> Result<Vec<Bar>> {
     let mut arguments = vec!["gpu".to_string(), "--json".to_string(), "--no-speed".to_string()];
-    arguments.extend(only.iter().flat_map(|name| ["--only".to_string(), name.clone()]));
+    arguments.extend(only.arguments());
     Ok(model_bars(Part::Models, "", &own_json(&arguments)?))
 }
 
@@ -86,10 +86,9 @@ fn sentence(row: &Value) -> String {
 }
 
 /// The op suite.
-pub fn ops() -> Result<Vec<Bar>> {
-    let mut bars = vec![tests_bar(Part::Ops, "real_device", "cuda", None)];
-    bars.extend(OP_SUITES.map(|suite| tests_bar(Part::Ops, suite, "cuda", None)));
-    Ok(bars)
+pub fn ops(only: Only) -> Vec<Bar> {
+    let suites = SUITES.into_iter().filter(|(_, suite)| only.has(suite));
+    suites.map(|(_, suite)| tests_bar(Part::Ops, suite, "cuda", None)).collect()
 }
 
 fn tests_bar(part: Part, suite: &str, vendor: &str, library: Option<&Path>) -> Bar {
@@ -111,10 +110,10 @@ pub fn conformance() -> Result<Vec<Bar>> {
 }
 
 /// Latencies.
-pub fn speed(tunes: bool) -> Result<Vec<Bar>> {
+pub fn speed(only: Only, tunes: bool) -> Vec<Bar> {
     let mut bars = Vec::new();
     let mut submits: Vec<f64> = Vec::new();
-    for speed in SPEEDS {
+    for speed in SPEEDS.iter().filter(|speed| only.has(speed.model)) {
         let place = if speed.on_host { "host" } else { "device" };
         let name = format!("{} batch {} {}, inputs on the {place}", speed.model, speed.batch, speed.floats);
         match measure(speed, tunes) {
@@ -125,9 +124,10 @@ pub fn speed(tunes: bool) -> Result<Vec<Bar>> {
             Err(error) => bars.push(Bar::failed(Part::Speed, name, &error)),
         }
     }
-    let submit = submits.iter().copied().fold(0.0, f64::max);
-    bars.push(Bar::most(Part::Speed, "submitting a replay at batch 1, slowest model", submit, SUBMIT_US_MAX, "µs"));
-    Ok(bars)
+    if let Some(submit) = submits.into_iter().max_by(f64::total_cmp) {
+        bars.push(Bar::most(Part::Speed, "submitting a replay at batch 1, slowest model", submit, SUBMIT_US_MAX, "µs"));
+    }
+    bars
 }
 
 /// The latency and what submitting costs.
@@ -145,30 +145,35 @@ fn measure(speed: &Speed, tunes: bool) -> Result<(f64, Option<f64>)> {
 }
 
 /// The HIP path: two models and the op suite.
-pub fn hip(only: &[String]) -> Result<Vec<Bar>> {
+pub fn hip(only: Only) -> Result<Vec<Bar>> {
     let bundle = paths::bundle().context("the HIP path runs from a bundle (cargo xtask gpu-bundle)")?;
     let library = bundle.join(paths::BUNDLE_PROGRAMS).join(HIP_ON_CUDA);
     ensure!(library.exists(), "the bundle has no '{HIP_ON_CUDA}'");
     let path = library.to_string_lossy().into_owned();
-    let mut arguments: Vec<String> = ["gpu", "--json", "--no-speed", "--hip", &path].map(String::from).to_vec();
-    let models: Vec<String> = if only.is_empty() { TWO_MODELS.map(String::from).to_vec() } else { only.to_vec() };
-    arguments.extend(models.into_iter().flat_map(|name| ["--only".to_string(), name]));
-    let mut bars = model_bars(Part::Hip, " on HIP", &own_json(&arguments)?);
-    bars.push(tests_bar(Part::Hip, "ops", "hip", Some(&library)));
+    let mut bars = Vec::new();
+    let models: Vec<&str> = TWO_MODELS.into_iter().filter(|name| only.has(name)).collect();
+    if !models.is_empty() {
+        let mut arguments = vec!["gpu", "--json", "--no-speed", "--hip", &path];
+        arguments.extend(models.into_iter().flat_map(|name| ["--only", name]));
+        bars.extend(model_bars(Part::Hip, " on HIP", &own_json(&arguments)?));
+    }
+    if only.has(OP_SUITES[0]) {
+        bars.push(tests_bar(Part::Hip, OP_SUITES[0], "hip", Some(&library)));
+    }
     Ok(bars)
 }
 
 /// What the memory checker finds.
-pub fn sanitizer() -> Result<Vec<Bar>> {
+pub fn sanitizer(only: Only) -> Result<Vec<Bar>> {
     let is_there = |place: &&str| Command::new(place).arg("--version").output().is_ok();
     let sanitizer = SANITIZER_PLACES.into_iter().find(|place| is_there(place));
     let sanitizer = sanitizer.context("compute-sanitizer is not here; it comes with the CUDA toolkit")?;
     let mut bars = Vec::new();
-    for suite in OP_SUITES {
+    for suite in OP_SUITES.into_iter().filter(|suite| only.has(suite)) {
         bars.push(sanitizer_bar(sanitizer, suite, &test_binary(suite)?, &[]));
     }
     let own = std::env::current_exe()?;
-    for model in TWO_MODELS {
+    for model in TWO_MODELS.into_iter().filter(|model| only.has(model)) {
         bars.push(sanitizer_bar(sanitizer, model, &own, &["gpu", "--no-speed", "--batch", "1", "--only", model]));
     }
     Ok(bars)

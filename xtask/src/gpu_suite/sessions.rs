@@ -13,7 +13,7 @@ use precast::{
     relative_error,
 };
 
-use super::{Bar, Part};
+use super::{Bar, Only, Part};
 use crate::manifest::{self, ModelEntry};
 use crate::measure::median;
 use crate::{fetch, inputs};
@@ -35,13 +35,12 @@ const PADDING_US_MAX: f64 = 5.0;
 const CALLS: usize = 300;
 const WARM_CALLS: usize = 30;
 
-/// Runs both, on models whose names contain one of these if there are any.
-pub fn bars(only: &[String]) -> Result<Vec<Bar>> {
+/// Runs both.
+pub fn bars(only: Only) -> Result<Vec<Bar>> {
     let models = manifest::read()?;
     let find = |name: &str| models.iter().find(|model| model.name == name).context("no model of this name");
     let mut bars = Vec::new();
-    let is_wanted = |name: &&str| only.is_empty() || only.iter().any(|part| name.contains(part.as_str()));
-    for name in MODELS.into_iter().filter(is_wanted) {
+    for name in MODELS.into_iter().filter(|name| only.has(name)) {
         let bar_name = format!("wrong answers of {name} to {THREADS} threads of alternating batches");
         bars.push(match find(name).and_then(crowd) {
             Ok((wrong, worst)) => {
