@@ -92,7 +92,8 @@ impl Coordinates {
 
 /// The printed epilogue of a product.
 pub struct Epilogue {
-    /// `struct Epilogue`, with a pointer for each operand.
+    /// `struct Epilogue`, with a pointer for each operand: reading the operands of some results is one function, using
+    /// them another.
     pub text: String,
     /// What the pointers are.
     pub operands: Vec<(Operand, DType)>,
@@ -117,6 +118,8 @@ struct Reader<'a> {
     site: &'a Site<'a>,
     coordinates: &'a Coordinates,
     operands: Vec<(Operand, DType)>,
+    /// Members that hold what was read, and how it is read.
+    fields: String,
     loads: String,
     locals: String,
 }
@@ -143,19 +146,20 @@ impl Reader<'_> {
             (0..strides.len()).all(|axis| coordinates.shape[axis] == 1 || strides[axis] == coordinates.strides[axis]);
         let offset = if is_same { "at".to_string() } else { coordinates.offset(&strides) };
         if column_stride == 0 {
-            let _ = writeln!(self.loads, "        {ty} q{at} = {};", load(dtype, &format!("p{at}[{offset}]")));
-            return Some((in_register, format!("q{at}")));
+            let _ = writeln!(self.fields, "        {ty} q{at};");
+            let _ = writeln!(self.loads, "        q.q{at} = {};", load(dtype, &format!("p{at}[{offset}]")));
+            return Some((in_register, format!("q.q{at}")));
         }
-        if column_stride == 1 {
-            let _ = writeln!(self.loads, "        Vec<{name}, W> q{at} = load_vec<W>(p{at} + {offset});");
+        let _ = writeln!(self.fields, "        Vec<{name}, W> q{at};");
+        let _ = if column_stride == 1 {
+            writeln!(self.loads, "        q.q{at} = load_vec<W>(p{at} + {offset});")
         } else {
-            let _ = write!(
+            writeln!(
                 self.loads,
-                "        Vec<{name}, W> q{at};\n        UNROLL for (int i = 0; i < W; i++) q{at}.at[i] = p{at}[{offset} + i * \
-                 {column_stride}];\n"
-            );
-        }
-        let _ = writeln!(self.locals, "            {ty} o{at} = {};", load(dtype, &format!("q{at}.at[i]")));
+                "        UNROLL for (int i = 0; i < W; i++) q.q{at}.at[i] = p{at}[{offset} + i * {column_stride}];"
+            )
+        };
+        let _ = writeln!(self.locals, "            {ty} o{at} = {};", load(dtype, &format!("q.q{at}.at[i]")));
         Some((in_register, format!("o{at}")))
     }
 }
@@ -164,8 +168,8 @@ impl Epilogue {
     /// What follows the root: `bias` is an operand with one number a column. `None` if a node has no expression here.
     pub fn of(root: &Root, coordinates: &Coordinates, bias: Option<usize>) -> Option<Epilogue> {
         let site = root.site;
-        let (operands, loads, locals) = (Vec::new(), String::new(), String::new());
-        let mut reader = Reader { site, coordinates, operands, loads, locals };
+        let (operands, fields, loads, locals) = (Vec::new(), String::new(), String::new(), String::new());
+        let mut reader = Reader { site, coordinates, operands, fields, loads, locals };
         let mut steps = String::new();
         let mut value = "v0".to_string();
         if let Some(bias) = bias {
@@ -193,18 +197,20 @@ impl Epilogue {
             let _ = writeln!(text, "    const {} *p{at};", memory_type(*dtype).unwrap_or("u8"));
             text
         });
-        let Reader { operands, loads, locals, .. } = reader;
+        let Reader { operands, fields, loads, locals, .. } = reader;
         let body = if value == "v0" {
             String::new()
         } else {
             format!(
-                "{loads}        UNROLL for (int i = 0; i < W; i++) {{\n            f32 v0 = x[i];\n{locals}{steps}            \
-                 x[i] = {value};\n        }}\n"
+                "        UNROLL for (int i = 0; i < W; i++) {{\n            f32 v0 = x[i];\n{locals}{steps}            x[i] = \
+                 {value};\n        }}\n"
             )
         };
         let text = format!(
-            "struct Epilogue {{\n{members}    template <int W> DEVICE_MEMBER void apply(Acc (&x)[W], i64 row, int column, \
-             i64 at) const {{\n{body}    }}\n}};\n"
+            "struct Epilogue {{\n{members}    template <int W> struct Operands {{\n{fields}    }};\n    template <int W> \
+             DEVICE_MEMBER Operands<W> load(i64 row, int column, i64 at) const {{\n        Operands<W> q;\n{loads}        \
+             return q;\n    }}\n    template <int W> DEVICE_MEMBER void apply(Acc (&x)[W], const Operands<W> &q) const \
+             {{\n{body}    }}\n}};\n"
         );
         Some(Epilogue { text, operands, suffix })
     }

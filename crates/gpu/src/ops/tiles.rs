@@ -47,10 +47,7 @@ const fn mma(bm: usize, bn: usize, bk: usize, warps: [usize; 3], stages: usize) 
 
 /// Tiles of matrix instructions, the largest first.
 pub const MMA_TILES: &[Tile] = &[
-    mma(128, 256, 32, [2, 4, 1], 4),
-    mma(256, 128, 32, [4, 2, 1], 4),
     mma(128, 128, 32, [2, 4, 1], 4),
-    mma(128, 128, 64, [2, 2, 1], 3),
     mma(128, 64, 64, [4, 2, 1], 3),
     mma(64, 128, 64, [2, 4, 1], 3),
     mma(64, 64, 64, [2, 2, 1], 4),
@@ -106,14 +103,6 @@ impl Tile {
             }
             Tile::Fma { bm, bn, bk, .. } => 2 * bk * (bm + bn + 8) * acc_bytes,
             Tile::Gemv { .. } | Tile::Attention { .. } => 0,
-        }
-    }
-
-    /// Registers of a thread, about: its sums, and as many again as they and their operands take in a small tile.
-    fn registers(self) -> f64 {
-        match self {
-            Tile::Mma { bm, bn, warps, .. } => (64 + bm * bn / (warps[0] * warps[1] * 32)).max(128) as f64,
-            Tile::Fma { .. } | Tile::Gemv { .. } | Tile::Attention { .. } => 128.0,
         }
     }
 
@@ -234,9 +223,9 @@ fn cost(arch: &Arch, size: ProductSize, tile: Tile, splits: usize, split_by: Spl
     let steps = k.div_ceil(bk).div_ceil(splits) as f64;
     let [full, alone] = tile.step_clocks();
     let multiprocessors = f64::from(arch.multiprocessors);
-    // Blocks that a multiprocessor has at once: by shared memory, and by registers.
+    // Blocks that a multiprocessor has at once: by shared memory, and by registers at some 128 a thread.
     let by_memory = f64::from(arch.shared_bytes_max) / tile.shared_bytes(size.acc_bytes) as f64;
-    let by_registers = 65536.0 / (tile.registers() * f64::from(tile.threads(arch.warp)));
+    let by_registers = 512.0 / f64::from(tile.threads(arch.warp));
     let resident = by_memory.min(by_registers).floor().clamp(1.0, 4.0);
     let waves = (blocks / (multiprocessors * resident)).ceil();
     let together = (blocks / multiprocessors).ceil().min(resident);

@@ -8,15 +8,27 @@ struct Finish {
     Y *y;
     Epilogue epilogue;
 
-    template <int W> DEVICE_MEMBER void finish(Acc (&x)[W], i64 row, i64 rows, int column, i64 z) const {
+    // What results from `column` on will need; read early, it is there when they are.
+    template <int W> struct Operands {
+        i64 at;
+        Epilogue::Operands<W> read;
+    };
+
+    template <int W> DEVICE_MEMBER Operands<W> load(i64 row, i64 rows, int column, i64 z) const {
         // Product z is one of a batch, or of groups of channels.
         if (Z_IS_GROUP) column += (int)z * N;
         else row += z * rows;
         i64 at = place(row, column);
-        epilogue.apply(x, row, column, at);
+        return {at, epilogue.template load<W>(row, column, at)};
+    }
+    template <int W> DEVICE_MEMBER void finish(Acc (&x)[W], const Operands<W> &operands) const {
+        epilogue.apply(x, operands.read);
         Vec<Y, W> out;
         UNROLL for (int i = 0; i < W; i++) put(&out.at[i], x[i]);
-        store_vec<W>(y + at, out);
+        store_vec<W>(y + operands.at, out);
+    }
+    template <int W> DEVICE_MEMBER void finish(Acc (&x)[W], i64 row, i64 rows, int column, i64 z) const {
+        finish(x, load<W>(row, rows, column, z));
     }
 };
 
@@ -25,10 +37,20 @@ struct KeepSums {
     Acc *sums;
     i64 parts;
 
-    template <int W> DEVICE_MEMBER void finish(const Acc (&x)[W], i64 row, i64 rows, int column, i64 z) const {
+    template <int W> struct Operands {
+        i64 at;
+    };
+
+    template <int W> DEVICE_MEMBER Operands<W> load(i64 row, i64 rows, int column, i64 z) const {
+        return {((blockIdx.z * parts + z) * rows + row) * N + column};
+    }
+    template <int W> DEVICE_MEMBER void finish(const Acc (&x)[W], const Operands<W> &operands) const {
         Vec<Acc, W> out;
         UNROLL for (int i = 0; i < W; i++) out.at[i] = x[i];
-        store_vec<W>(sums + ((blockIdx.z * parts + z) * rows + row) * N + column, out);
+        store_vec<W>(sums + operands.at, out);
+    }
+    template <int W> DEVICE_MEMBER void finish(const Acc (&x)[W], i64 row, i64 rows, int column, i64 z) const {
+        finish(x, load<W>(row, rows, column, z));
     }
 };
 
