@@ -192,6 +192,11 @@ impl NodeCx<'_, '_> {
         Ok(self.builder.constant(tensor.map_err(|error| Fault::Invalid(error.to_string()))?))
     }
 
+    /// A constant i64 scalar.
+    pub fn int_scalar(&mut self, int: i64) -> ValueId {
+        self.builder.constant(Tensor::scalar(int))
+    }
+
     /// A constant of floats, rounded once to the element type.
     pub fn float_tensor(&mut self, dtype: DType, shape: Vec<usize>, elements: &[f64]) -> Added {
         let tensor = Tensor::from_f64(dtype, shape, elements, true);
@@ -288,6 +293,15 @@ impl NodeCx<'_, '_> {
         let dims = self.dims(x);
         let kept = dims.into_iter().enumerate().filter(|(axis, _)| !axes.contains(axis)).map(|(_, dim)| dim).collect();
         self.reshape(x, kept)
+    }
+
+    /// The elements of one axis in the opposite order.
+    pub fn reverse_axis(&mut self, x: ValueId, axis: usize) -> Added {
+        let size = self.dims(x);
+        let (mut start, mut step) = (vec![Dim::ZERO; size.len()], vec![1; size.len()]);
+        start[axis] = size[axis].clone() - 1;
+        step[axis] = -1;
+        self.add(Slice { start, step, size }, &[x])
     }
 
     /// Elements start..start+size of one axis.
@@ -390,6 +404,17 @@ impl NodeCx<'_, '_> {
     pub fn body(&mut self, proto: &GraphProto, bodies: &[&GraphProto], parameters: &[Type]) -> Result<Graph, Fault> {
         let names: Vec<String> = all_free_names(bodies).into_iter().collect();
         self.importer.import_body(self.builder, proto, parameters, &names, self.opsets, self.depth)
+    }
+
+    /// A name of its own for a value, for bodies that are written here and not in the file.
+    pub fn alias(&mut self, value: ValueId) -> String {
+        loop {
+            let name = self.fresh_name("alias");
+            if self.builder.lookup(&name).is_none() {
+                self.builder.define(&name, value);
+                return name;
+            }
+        }
     }
 
     /// Imports a body in place, for a branch that is known to be taken or one round of a loop. `parameters` are the

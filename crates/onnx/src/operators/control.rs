@@ -1,4 +1,6 @@
-//! If and Loop. What is decided while importing is written straight into the graph; the rest keeps its bodies.
+//! If, Loop and Scan. What is decided while importing is written straight into the graph; the rest keeps its bodies.
+
+mod scan;
 
 use precast_ir::op::{If, Loop};
 use precast_ir::{Graph, ValueId};
@@ -8,7 +10,14 @@ use crate::import::{Fault, Import, NodeCx};
 use crate::proto::GraphProto;
 
 /// Rows of this family.
-pub const IMPORTS: &[Import] = &[Import::onnx("If", 1, 1, import_if), Import::onnx("Loop", 1, 1, import_loop)];
+pub const IMPORTS: &[Import] = &[
+    Import::onnx("If", 1, 1, import_if),
+    Import::onnx("Loop", 1, 1, import_loop),
+    Import::onnx("Scan", 8, 2, scan::scan_8),
+    Import::onnx("Scan", 9, 2, scan::scan_9),
+];
+
+pub(super) use scan::{Scan, add_scan};
 
 /// What an Import gives.
 type Values = Result<Vec<ValueId>, Fault>;
@@ -79,12 +88,23 @@ fn import_loop(cx: &mut NodeCx<'_, '_>) -> Values {
         Some(condition) => cx.reshape(condition, Vec::new())?,
         None => cx.scalar(DType::Bool, 1.0)?,
     };
-    if let Some(values) = unroll(cx, proto, trips, condition, &carried)? {
+    add_loop(cx, proto, trips, condition, &carried)
+}
+
+/// The rounds of a loop one after the other where that is short, else the loop.
+fn add_loop(
+    cx: &mut NodeCx<'_, '_>,
+    proto: &GraphProto,
+    trips: ValueId,
+    condition: ValueId,
+    carried: &[ValueId],
+) -> Values {
+    if let Some(values) = unroll(cx, proto, trips, condition, carried)? {
         return Ok(values);
     }
-    let body = loop_body(cx, proto, &carried)?;
+    let body = loop_body(cx, proto, carried)?;
     let mut inputs = vec![trips, condition];
-    inputs.extend(&carried);
+    inputs.extend(carried);
     inputs.extend(cx.captures(&[proto]).into_iter().map(|(_, value)| value));
     cx.add_node(Loop { body, carried: carried.len() }, &inputs)
 }

@@ -10,7 +10,10 @@ mod conv;
 mod elementwise;
 mod index;
 mod layout;
+mod legacy;
+mod loss;
 mod matmul;
+mod ngram;
 mod norm;
 mod quantize;
 mod random;
@@ -20,6 +23,7 @@ mod shape;
 mod signal;
 mod slice;
 mod sliding;
+mod stateful;
 mod window;
 
 /// Every row, family by family.
@@ -30,7 +34,10 @@ pub const FAMILIES: &[(&str, &[Import])] = &[
     ("elementwise", elementwise::IMPORTS),
     ("index", index::IMPORTS),
     ("layout", layout::IMPORTS),
+    ("legacy", legacy::IMPORTS),
+    ("loss", loss::IMPORTS),
     ("matmul", matmul::IMPORTS),
+    ("ngram", ngram::IMPORTS),
     ("norm", norm::IMPORTS),
     ("quantize", quantize::IMPORTS),
     ("random", random::IMPORTS),
@@ -38,6 +45,7 @@ pub const FAMILIES: &[(&str, &[Import])] = &[
     ("sequence", sequence::IMPORTS),
     ("shape", shape::IMPORTS),
     ("signal", signal::IMPORTS),
+    ("stateful", stateful::IMPORTS),
     ("window", window::IMPORTS),
 ];
 
