@@ -10,6 +10,7 @@ use precast_ir::{Definition, Graph, Op, ValueId, symbolic};
 use precast_tensor::{Dim, Symbol, SymbolRange, Tensor, Type};
 
 use super::error::Fault;
+use super::value::{Strings, Value, tabulate};
 
 /// Results of this size or less are folded while importing; larger ones are left to the passes and their budget.
 const FOLD_BYTES_MAX: usize = 64 << 10;
@@ -21,7 +22,7 @@ const CONTENT_ELEMENTS_MAX: usize = 64;
 /// Names of one function or graph.
 #[derive(Default)]
 struct Names {
-    values: HashMap<String, ValueId>,
+    values: HashMap<String, Value>,
     /// Outputs of nodes that could not be imported.
     missing: BTreeSet<String>,
     /// Optional inputs of a function that its caller left out.
@@ -77,9 +78,14 @@ impl Builder {
         value
     }
 
-    /// The value of a name in this graph.
+    /// The tensor of a name in this graph.
     pub fn lookup(&self, name: &str) -> Option<ValueId> {
-        self.frame().values.get(name).copied()
+        self.value(name)?.tensor()
+    }
+
+    /// What a name stands for in this graph.
+    pub fn value(&self, name: &str) -> Option<&Value> {
+        self.frame().values.get(name)
     }
 
     /// Whether a name belongs to a node that could not be imported.
@@ -93,8 +99,8 @@ impl Builder {
     }
 
     /// Gives a value a name; false if the name is taken.
-    pub fn define(&mut self, name: &str, value: ValueId) -> bool {
-        self.frame_mut().values.insert(name.to_string(), value).is_none()
+    pub fn define(&mut self, name: &str, value: impl Into<Value>) -> bool {
+        self.frame_mut().values.insert(name.to_string(), value.into()).is_none()
     }
 
     /// Marks outputs of a node that could not be imported.
@@ -103,7 +109,7 @@ impl Builder {
     }
 
     /// Opens a scope of its own for a function's body.
-    pub fn enter_function<'n>(&mut self, inputs: impl Iterator<Item = (&'n str, Option<ValueId>)>) {
+    pub fn enter_function<'n>(&mut self, inputs: impl Iterator<Item = (&'n str, Option<Value>)>) {
         let mut names = Names::default();
         for (name, value) in inputs {
             match value {
@@ -122,6 +128,13 @@ impl Builder {
     /// Adds a constant.
     pub fn constant(&mut self, tensor: Tensor) -> ValueId {
         self.graph.add_constant(tensor)
+    }
+
+    /// Adds constant strings.
+    pub fn strings(&mut self, shape: &[usize], elements: &[String]) -> Value {
+        let (table, places) = tabulate(elements);
+        let places = Tensor::from_vec(shape, places).expect("strings fill their shape");
+        Value::Strings(Strings { table, places: self.constant(places) })
     }
 
     /// Adds a node, or its result where it is known already.

@@ -11,10 +11,12 @@ use precast_ir::{Graph, Op, ValueId};
 use precast_tensor::{DType, Dim, Tensor, Type};
 
 use crate::proto::{GraphProto, NodeProto, SparseTensorProto, TensorProto};
+use crate::reader::StringTensor;
 
 use super::attributes::Attributes;
 use super::body::free_names;
 use super::error::Fault;
+use super::value::Value;
 use super::{Builder, Importer, Opsets};
 
 /// One ONNX node while it is imported.
@@ -23,6 +25,7 @@ pub struct NodeCx<'n, 'g> {
     pub(super) builder: &'n mut Builder,
     pub(super) node: &'n NodeProto,
     pub(super) inputs: Vec<Option<ValueId>>,
+    pub(super) values: Vec<Option<Value>>,
     pub(super) attributes: Attributes<'n>,
     pub(super) opsets: &'n Opsets,
     pub(super) opset: i64,
@@ -39,14 +42,15 @@ impl<'n, 'g> NodeCx<'n, 'g> {
         importer: &'n mut Importer<'g>,
         builder: &'n mut Builder,
         node: &'n NodeProto,
-        inputs: Vec<Option<ValueId>>,
+        values: Vec<Option<Value>>,
         attributes: Attributes<'n>,
         opsets: &'n Opsets,
         opset: i64,
         provenance: Provenance,
         depth: usize,
     ) -> NodeCx<'n, 'g> {
-        NodeCx { importer, builder, node, inputs, attributes, opsets, opset, provenance, depth }
+        let inputs = values.iter().map(|value| value.as_ref().and_then(Value::tensor)).collect();
+        NodeCx { importer, builder, node, inputs, values, attributes, opsets, opset, provenance, depth }
     }
 
     /// Fails if the node has attributes that nobody read.
@@ -92,6 +96,29 @@ impl<'n, 'g> NodeCx<'n, 'g> {
     /// An input that may be absent.
     pub fn optional(&self, position: usize) -> Option<ValueId> {
         self.inputs.get(position).copied().flatten()
+    }
+
+    /// What a required input stands for.
+    pub fn value(&self, position: usize) -> Result<Value, Fault> {
+        self.optional_value(position).ok_or_else(|| Fault::Invalid(format!("input {position} is missing")))
+    }
+
+    /// What an input stands for that may be absent.
+    pub fn optional_value(&self, position: usize) -> Option<Value> {
+        self.values.get(position).cloned().flatten()
+    }
+
+    /// A required input that must be a tensor of numbers.
+    pub fn tensor_input(&self, position: usize) -> Added {
+        let value = self.value(position)?;
+        value.tensor().ok_or_else(|| {
+            Fault::Invalid(format!("input {position} is {}; a tensor of numbers was expected", value.kind()))
+        })
+    }
+
+    /// Takes tensors in the place of inputs, for operators that move strings as they move numbers.
+    pub(crate) fn set_inputs(&mut self, inputs: Vec<Option<ValueId>>) {
+        self.inputs = inputs;
     }
 
     /// All inputs, none of which may be absent.
@@ -157,6 +184,11 @@ impl<'n, 'g> NodeCx<'n, 'g> {
     /// The dense tensor of a sparse proto inside an attribute.
     pub fn read_sparse_tensor(&self, proto: &SparseTensorProto) -> Result<Tensor, Fault> {
         Ok(self.importer.file.sparse_tensor(proto)?)
+    }
+
+    /// The strings of a proto inside an attribute.
+    pub fn read_strings(&self, proto: &TensorProto) -> Result<StringTensor, Fault> {
+        Ok(self.importer.file.strings(proto)?)
     }
 
     /// The tensor of a proto inside an attribute.
@@ -400,6 +432,11 @@ impl NodeCx<'_, '_> {
             .collect()
     }
 
+    /// Whether a body reads something from around it that is no tensor of numbers.
+    pub fn captures_structures(&self, bodies: &[&GraphProto]) -> bool {
+        all_free_names(bodies).iter().filter_map(|name| self.builder.value(name)).any(|value| value.tensor().is_none())
+    }
+
     /// Imports a body whose inputs are `parameters` and then the captures of all `bodies`.
     pub fn body(&mut self, proto: &GraphProto, bodies: &[&GraphProto], parameters: &[Type]) -> Result<Graph, Fault> {
         let names: Vec<String> = all_free_names(bodies).into_iter().collect();
@@ -419,7 +456,7 @@ impl NodeCx<'_, '_> {
 
     /// Imports a body in place, for a branch that is known to be taken or one round of a loop. `parameters` are the
     /// values of its own inputs.
-    pub fn inline(&mut self, proto: &GraphProto, parameters: &[ValueId]) -> Result<Vec<ValueId>, Fault> {
+    pub fn inline(&mut self, proto: &GraphProto, parameters: &[Value]) -> Result<Vec<Value>, Fault> {
         self.importer.inline_body(self.builder, proto, parameters, self.opsets, self.depth)
     }
 }

@@ -15,6 +15,7 @@ mod quantized;
 mod sequence;
 mod signal;
 mod stateful;
+mod structure;
 mod symbolic;
 mod versions;
 mod window;
