@@ -135,7 +135,7 @@ fn operator_rows() -> Vec<OperatorRow> {
             name: row.name,
             since: row.since,
             tier: row.tier,
-            family: family,
+            family,
         })
     });
     let mut rows: Vec<OperatorRow> = tensors.collect();

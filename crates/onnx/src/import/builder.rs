@@ -9,6 +9,8 @@ use precast_ir::graph::Provenance;
 use precast_ir::{Definition, Graph, Op, ValueId, symbolic};
 use precast_tensor::{Dim, Symbol, SymbolRange, Tensor, Type};
 
+use crate::reader::{Budget, ReadError};
+
 use super::error::Fault;
 use super::value::{Strings, Value, tabulate};
 
@@ -39,26 +41,33 @@ pub struct Builder {
     free: BTreeSet<Symbol>,
     /// Inputs of a body whose values no freezing of the model's inputs can make known.
     run_time: BTreeSet<ValueId>,
+    /// Bytes that one value may have.
+    tensor_bytes_max: u64,
     /// Number of the last fresh symbol; one count for a graph and all bodies in it.
     fresh: Rc<Cell<u32>>,
 }
 
 impl Builder {
-    /// An empty scope over an empty graph.
-    pub fn new(name: &str) -> Builder {
+    /// An empty scope over an empty graph whose values may have this many bytes.
+    pub fn new(name: &str, tensor_bytes_max: u64) -> Builder {
         Builder {
             graph: Graph::new(name),
             frames: vec![Names::default()],
             contents: BTreeMap::new(),
             free: BTreeSet::new(),
             run_time: BTreeSet::new(),
+            tensor_bytes_max,
             fresh: Rc::new(Cell::new(0)),
         }
     }
 
     /// An empty scope over a body of `outer`, which knows the same symbols.
     pub fn inside(name: &str, outer: &Builder) -> Builder {
-        let mut builder = Builder { free: outer.free.clone(), fresh: outer.fresh.clone(), ..Builder::new(name) };
+        let mut builder = Builder {
+            free: outer.free.clone(),
+            fresh: outer.fresh.clone(),
+            ..Builder::new(name, outer.tensor_bytes_max)
+        };
         builder.graph.ranges = outer.graph.ranges.clone();
         builder
     }
@@ -145,6 +154,7 @@ impl Builder {
         if let Some(dim) = types.iter().flat_map(|ty| &ty.dims).find(|dim| dim.weight() > Dim::WEIGHT_MAX) {
             return Err(Fault::Unsupported(format!("a size of {} terms is too large to follow", dim.weight())));
         }
+        self.check_sizes(op.name(), &types)?;
         if let Some(tensors) = tensors.filter(|tensors| may_fold(&op, tensors, &types)) {
             let results = op.eval(&tensors).map_err(|error| Fault::Invalid(error.to_string()))?;
             return Ok(results.into_iter().map(|tensor| self.constant(tensor)).collect());
@@ -158,6 +168,18 @@ impl Builder {
             self.contents.insert(outputs[0], content);
         }
         Ok(outputs)
+    }
+
+    /// A few numbers in a file can ask for any size, so sizes that are known are checked before anything has them.
+    fn check_sizes(&self, op: &str, types: &[Type]) -> Result<(), Fault> {
+        for ty in types.iter().filter(|ty| ty.shape().is_some()) {
+            let value = ty.size_bytes().map_or(u64::MAX, |bytes| bytes as u64);
+            if value > self.tensor_bytes_max {
+                let (place, limit) = (format!("the result {ty} of {op}"), self.tensor_bytes_max);
+                return Err(ReadError::OverLimit { place, budget: Budget::TensorBytes, value, limit }.into());
+            }
+        }
+        Ok(())
     }
 
     /// The elements of a small integer value as Dims, where they are known.

@@ -33,6 +33,9 @@ pub struct NodeCx<'n, 'g> {
     pub(super) depth: usize,
 }
 
+/// Nodes that all unrolled loops of a model together may become.
+const UNROLLED_TOTAL_MAX: usize = 1 << 15;
+
 /// Results of adding to the Graph.
 type Added = Result<ValueId, Fault>;
 
@@ -441,6 +444,12 @@ impl NodeCx<'_, '_> {
     pub fn body(&mut self, proto: &GraphProto, bodies: &[&GraphProto], parameters: &[Type]) -> Result<Graph, Fault> {
         let names: Vec<String> = all_free_names(bodies).into_iter().collect();
         self.importer.import_body(self.builder, proto, parameters, &names, self.opsets, self.depth)
+    }
+
+    /// Whether a loop may become this many nodes, of all that loops of this model may become.
+    pub fn may_unroll(&mut self, nodes: usize) -> bool {
+        self.importer.nodes_unrolled = self.importer.nodes_unrolled.saturating_add(nodes);
+        self.importer.nodes_unrolled <= UNROLLED_TOTAL_MAX
     }
 
     /// A name of its own for a value, for bodies that are written here and not in the file.

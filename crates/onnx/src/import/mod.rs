@@ -19,7 +19,7 @@ use precast_tensor::{Dim, Tensor};
 
 use crate::operators;
 use crate::proto::{FunctionProto, NodeProto};
-use crate::reader::ModelFile;
+use crate::reader::{Budget, ModelFile, ReadError};
 
 pub use attributes::Attributes;
 pub use builder::Builder;
@@ -126,8 +126,9 @@ pub fn import(file: &ModelFile, options: &ImportOptions) -> Result<Imported, Imp
         .iter()
         .map(|function| ((domain_of(&function.domain), function.name.as_str()), function))
         .collect();
-    let mut importer = Importer { file, functions, unsupported: Vec::new(), notices: Vec::new(), nodes_seen: 0 };
-    let mut builder = Builder::new(&graph.name);
+    let mut importer =
+        Importer { file, functions, unsupported: Vec::new(), notices: Vec::new(), nodes_seen: 0, nodes_unrolled: 0 };
+    let mut builder = Builder::new(&graph.name, file.limits().tensor_bytes);
     importer.add_initializers(&mut builder, graph, options)?;
     importer.add_inputs(&mut builder, graph, options)?;
     let opsets = opsets_of(model.opset_import.iter().map(|set| (set.domain.as_str(), set.version)));
@@ -172,6 +173,8 @@ pub(crate) struct Importer<'a> {
     pub unsupported: Vec<UnsupportedNode>,
     pub notices: Vec<String>,
     pub nodes_seen: usize,
+    /// Nodes that unrolled loops stand for, of loops inside loops too.
+    pub nodes_unrolled: usize,
 }
 
 impl<'a> Importer<'a> {
@@ -185,6 +188,7 @@ impl<'a> Importer<'a> {
     ) -> Result<(), ImportError> {
         for (position, node) in nodes.iter().enumerate() {
             self.nodes_seen += 1;
+            self.check_growth()?;
             let name = if node.name.is_empty() { format!("{}_{position}", node.op_type) } else { node.name.clone() };
             if uses_missing(builder, node) {
                 builder.mark_missing(&node.output);
@@ -208,6 +212,15 @@ impl<'a> Importer<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Functions and bodies that call each other can stand for many more nodes than a file has.
+    fn check_growth(&self) -> Result<(), ReadError> {
+        let (value, limit) = (self.nodes_seen as u64, self.file.limits().inlined_nodes);
+        if value <= limit {
+            return Ok(());
+        }
+        Err(ReadError::OverLimit { place: "the model".to_string(), budget: Budget::InlinedNodes, value, limit })
     }
 
     fn import_node(

@@ -7,7 +7,7 @@ use precast_ir::{Graph, ValueId};
 use precast_tensor::{DType, Tensor, Type};
 
 use crate::import::{Fault, Import, NodeCx, StructureImport, Value};
-use crate::proto::GraphProto;
+use crate::proto::{GraphProto, NodeProto};
 
 /// Rows of this family.
 pub const IMPORTS: &[Import] = &[Import::onnx("Scan", 8, 2, scan::scan_8), Import::onnx("Scan", 9, 2, scan::scan_9)];
@@ -158,7 +158,8 @@ fn unroll(
     let Some(trips) = trips.filter(|trips| (0..=UNROLLED_ROUNDS_MAX).contains(trips)) else {
         return Ok(None);
     };
-    if cx.constant(condition).is_none() || proto.node.len().saturating_mul(trips as usize) > UNROLLED_NODES_MAX {
+    let nodes = weight(proto).saturating_mul(trips as usize);
+    if cx.constant(condition).is_none() || nodes > UNROLLED_NODES_MAX || !cx.may_unroll(nodes) {
         return Ok(None);
     }
     let (mut condition, mut carried) = (condition, carried.to_vec());
@@ -188,6 +189,16 @@ fn unroll(
         carried.push(cx.concat(&scan, 0)?.into());
     }
     Ok(Some(carried))
+}
+
+/// Nodes that one round may become, if loops inside of it are unrolled too.
+fn weight(body: &GraphProto) -> usize {
+    let inner = |node: &NodeProto| {
+        let rounds = if node.op_type == "Loop" || node.op_type == "Scan" { UNROLLED_ROUNDS_MAX as usize } else { 1 };
+        let bodies = node.attribute.iter().filter_map(|attribute| attribute.g.as_deref());
+        bodies.map(weight).fold(1, |sum: usize, body| sum.saturating_add(body.saturating_mul(rounds)))
+    };
+    body.node.iter().map(inner).fold(0, usize::saturating_add)
 }
 
 /// The body, with symbols for the dims of carried values that it changes.
