@@ -144,6 +144,9 @@ pub fn import(file: &ModelFile, options: &ImportOptions) -> Result<Imported, Imp
                 output.name
             ))
         })?;
+        if outputs.iter().any(|(name, _): &(String, Structure)| *name == output.name) {
+            return Err(ImportError::malformed(format!("output '{}' is declared twice", output.name)));
+        }
         let structure = value::add_output(&mut builder.graph, &output.name, &value);
         outputs.push((output.name.clone(), structure));
     }

@@ -66,3 +66,16 @@ fn faults_name_node_and_expectation() {
         assert_eq!(model.refusal("y"), expected);
     }
 }
+
+#[test]
+fn an_output_is_declared_once() {
+    let model = Model::new(13).input("x", DType::F32, &["1"]).node("Abs", "x", "y", &[]);
+    assert_eq!(model.refusal("y y"), "output 'y' is declared twice");
+}
+
+#[test]
+fn truth_values_are_no_sizes() {
+    let model = Model::new(13).input("x", DType::F32, &["2"]).input("n", DType::Bool, &["1"]);
+    let refusal = model.node("Expand", "x n", "y", &[]).refusal("y");
+    assert!(refusal.contains("is bool; integers were expected"), "{refusal}");
+}
