@@ -1,5 +1,6 @@
 //! One ONNX backend case: a folder with a model and sets of inputs and expected outputs, run on one target.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -7,10 +8,14 @@ use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use clap::ValueEnum;
 use precast::device_name::{DeviceName, resolve_device};
-use precast::{DType, Model, Runner, RunnerOptions, Tensor};
+use precast::{DType, Model, Runner, RunnerOptions, Tensor, Value};
 use precast_cpu::lower::REFERENCE;
-use precast_onnx::proto::{GraphProto, ModelProto, TypeValue, ValueInfoProto};
-use precast_onnx::{Limits, decode_tensor, tensor_without_model};
+use precast_onnx::proto::{
+    GraphProto, ModelProto, OptionalProto, SequenceProto, TensorProto, TypeValue, ValueInfoProto,
+};
+use precast_onnx::{
+    ElementType, Limits, decode_optional, decode_sequence, decode_tensor, strings_without_model, tensor_without_model,
+};
 use prost::Message;
 use serde::{Deserialize, Serialize};
 
@@ -52,8 +57,8 @@ impl TargetName {
 /// What a case that passed says about itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CaseReport {
-    /// The ai.onnx operator that the case is about, if it is one node.
-    pub operator: Option<String>,
+    /// The ai.onnx operators that the case has among its nodes.
+    pub operators: Vec<String>,
     /// On a device: some step ran by reference evaluation, or on the host.
     pub by_reference: bool,
 }
@@ -76,7 +81,7 @@ pub fn run(folder: &Path, target: TargetName) -> Result<CaseReport> {
     let tolerance: Tolerance = serde_json::from_slice(&fs::read(folder.join("tolerance.json"))?)?;
     let options = RunnerOptions { device: target.device()?, ..RunnerOptions::default() };
     let runner = Runner::new(Model::from_bytes(bytes)?, options)?;
-    let mut report = CaseReport { operator: single_operator(&graph), by_reference: false };
+    let mut report = CaseReport { operators: operators_of(&graph), by_reference: false };
     for set in 0.. {
         let data_set = folder.join(format!("test_data_set_{set}"));
         if !data_set.exists() {
@@ -86,29 +91,37 @@ pub fn run(folder: &Path, target: TargetName) -> Result<CaseReport> {
         let inputs = read_inputs(&graph, &data_set)?;
         let expected = read_values(&graph.output, &data_set, "output")?;
         let found = match target {
-            TargetName::Reference => runner.run_reference(&inputs)?,
-            TargetName::Cpu | TargetName::Cuda => runner.run(&inputs)?,
+            TargetName::Reference => runner.run_reference_values(&inputs)?,
+            TargetName::Cpu | TargetName::Cuda => runner.run_values(&inputs)?,
         };
         ensure!(found.len() == expected.len(), "{} outputs where {} are expected", found.len(), expected.len());
         for ((name, found), (_, expected)) in found.iter().zip(&expected) {
-            check_close(found, expected, tolerance).with_context(|| format!("output '{name}'"))?;
+            check_value(found, expected, tolerance).with_context(|| format!("output '{name}'"))?;
         }
         report.by_reference |= target != TargetName::Reference && uses_reference(&runner, &inputs)?;
     }
     Ok(report)
 }
 
-/// The operator of a model that is one ai.onnx node.
-fn single_operator(graph: &GraphProto) -> Option<String> {
-    match &graph.node[..] {
-        [node] if matches!(node.domain.as_str(), "" | "ai.onnx") => Some(node.op_type.clone()),
-        _ => None,
-    }
+/// The ai.onnx operators of a graph, each once.
+fn operators_of(graph: &GraphProto) -> Vec<String> {
+    let nodes = graph.node.iter().filter(|node| matches!(node.domain.as_str(), "" | "ai.onnx"));
+    let names: BTreeSet<String> = nodes.map(|node| node.op_type.clone()).collect();
+    names.into_iter().collect()
 }
 
-/// Whether some step, or the host between Programs, evaluates a node by its meaning.
-fn uses_reference(runner: &Runner, inputs: &Named) -> Result<bool> {
-    let Some(ready) = runner.ready(inputs)? else {
+/// Whether some step, or the host between Programs, evaluates a node by its meaning. A model of more than tensors counts
+/// as one that does.
+fn uses_reference(runner: &Runner, inputs: &[(String, Value)]) -> Result<bool> {
+    let tensors: Option<Named> = inputs
+        .iter()
+        .map(|(name, value)| match value {
+            Value::Tensor(tensor) => Some((name.clone(), tensor.clone())),
+            Value::Strings(_) | Value::Sequence(_) | Value::Nothing => None,
+        })
+        .collect();
+    let Some(tensors) = tensors else { return Ok(true) };
+    let Ok(Some(ready)) = runner.ready(&tensors) else {
         return Ok(true);
     };
     let is_foreign = |kernel: &str| kernel.starts_with(REFERENCE) || kernel.starts_with(HOST_STEP);
@@ -116,14 +129,14 @@ fn uses_reference(runner: &Runner, inputs: &Named) -> Result<bool> {
 }
 
 /// The inputs of a data set. Old models list initializers among their inputs; the data does not give those.
-fn read_inputs(graph: &GraphProto, folder: &Path) -> Result<Named> {
+fn read_inputs(graph: &GraphProto, folder: &Path) -> Result<Vec<(String, Value)>> {
     let is_initializer = |name: &str| graph.initializer.iter().any(|initializer| initializer.name == name);
     let required: Vec<ValueInfoProto> =
         graph.input.iter().filter(|input| !is_initializer(&input.name)).cloned().collect();
     read_values(&required, folder, "input")
 }
 
-fn read_values(infos: &[ValueInfoProto], folder: &Path, kind: &str) -> Result<Named> {
+fn read_values(infos: &[ValueInfoProto], folder: &Path, kind: &str) -> Result<Vec<(String, Value)>> {
     let values = infos.iter().enumerate().map(|(index, info)| {
         let value = read_value(info, &folder.join(format!("{kind}_{index}.pb")));
         Ok((info.name.clone(), value.with_context(|| format!("{kind} '{}'", info.name))?))
@@ -131,19 +144,63 @@ fn read_values(infos: &[ValueInfoProto], folder: &Path, kind: &str) -> Result<Na
     values.collect()
 }
 
-fn read_value(info: &ValueInfoProto, path: &Path) -> Result<Tensor> {
+fn read_value(info: &ValueInfoProto, path: &Path) -> Result<Value> {
+    let limits = Limits::default();
+    ensure!(path.exists(), "the case gives no value");
+    let bytes = Bytes::from(fs::read(path)?);
     match info.r#type.as_ref().and_then(|declared| declared.value.as_ref()) {
-        Some(TypeValue::TensorType(_)) => {}
-        Some(TypeValue::SequenceType(_)) => bail!("is a sequence, and only tensors can be given or taken"),
-        Some(TypeValue::OptionalType(_)) => bail!("is an optional, and only tensors can be given or taken"),
-        Some(TypeValue::MapType(_)) => bail!("is a map, and only tensors can be given or taken"),
+        Some(TypeValue::TensorType(_)) => tensor_value(&decode_tensor(&bytes, &limits)?, &limits),
+        Some(TypeValue::SequenceType(_)) => sequence_value(&decode_sequence(&bytes, &limits)?, &limits),
+        Some(TypeValue::OptionalType(_)) => optional_value(&decode_optional(&bytes, &limits)?, &limits),
+        Some(TypeValue::MapType(_)) => bail!("is a map, which no operator takes"),
         Some(TypeValue::SparseTensorType(_)) => bail!("is a sparse tensor, and only dense ones can be given or taken"),
         Some(TypeValue::OpaqueType(_)) | None => bail!("has no type that is known"),
     }
-    ensure!(path.exists(), "the case gives no value");
-    let limits = Limits::default();
-    let proto = decode_tensor(&Bytes::from(fs::read(path)?), &limits)?;
-    Ok(tensor_without_model(&proto, &limits)?)
+}
+
+fn tensor_value(proto: &TensorProto, limits: &Limits) -> Result<Value> {
+    match ElementType::from_onnx(proto.data_type) {
+        Ok(ElementType::String) => Ok(Value::Strings(strings_without_model(proto, limits)?)),
+        _ => Ok(Value::Tensor(tensor_without_model(proto, limits)?)),
+    }
+}
+
+fn sequence_value(proto: &SequenceProto, limits: &Limits) -> Result<Value> {
+    let tensors = proto.tensor_values.iter().map(|tensor| tensor_value(tensor, limits));
+    let sequences = proto.sequence_values.iter().map(|sequence| sequence_value(sequence, limits));
+    let optionals = proto.optional_values.iter().map(|optional| optional_value(optional, limits));
+    Ok(Value::Sequence(tensors.chain(sequences).chain(optionals).collect::<Result<_>>()?))
+}
+
+fn optional_value(proto: &OptionalProto, limits: &Limits) -> Result<Value> {
+    match (&proto.tensor_value, &proto.sequence_value) {
+        (Some(tensor), None) => tensor_value(tensor, limits),
+        (None, Some(sequence)) => sequence_value(sequence, limits),
+        _ => Ok(Value::Nothing),
+    }
+}
+
+/// Same structure, equal strings and close numbers.
+fn check_value(found: &Value, expected: &Value, tolerance: Tolerance) -> Result<()> {
+    match (found, expected) {
+        (Value::Tensor(found), Value::Tensor(expected)) => check_close(found, expected, tolerance),
+        (Value::Sequence(found), Value::Sequence(expected)) => {
+            ensure!(
+                found.len() == expected.len(),
+                "has {} elements where {} are expected",
+                found.len(),
+                expected.len()
+            );
+            for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+                check_value(found, expected, tolerance).with_context(|| format!("element {at}"))?;
+            }
+            Ok(())
+        }
+        (found, expected) => {
+            ensure!(found == expected, "is {found:?} where {expected:?} is expected");
+            Ok(())
+        }
+    }
 }
 
 /// Two roundings in bf16, which is coarser than the cases' own tolerance; the onnx package allows the same.

@@ -183,13 +183,14 @@ fn summarise(targets: &[TargetName], results: &Results) -> Value {
             counts["by_reference"] = passed.iter().filter(|report| report.by_reference).count().into();
         }
         by_target.insert(target.name().to_string(), counts);
-        let here: BTreeSet<&str> = passed.iter().filter_map(|report| report.operator.as_deref()).collect();
+        let here: BTreeSet<&str> =
+            passed.iter().flat_map(|report| report.operators.iter().map(String::as_str)).collect();
         operators = Some(match operators {
             Some(before) => before.intersection(&here).copied().collect(),
             None => here,
         });
     }
-    // An operator counts when a case that is that operator alone passes on every target.
+    // An operator counts when a case that has it among its nodes passes on every target.
     json!({ "targets": by_target, "operators": operators.unwrap_or_default().len() })
 }
 
@@ -226,7 +227,7 @@ mod tests {
     use super::*;
 
     fn passed() -> Result<CaseReport, String> {
-        Ok(CaseReport { operator: Some("Abs".to_string()), by_reference: true })
+        Ok(CaseReport { operators: vec!["Abs".to_string()], by_reference: true })
     }
 
     fn key(target: TargetName, case: &str) -> (TargetName, String) {

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use precast_ir::Op;
-use precast_onnx::operators::FAMILIES;
+use precast_onnx::import::{Applies, StructureImport};
+use precast_onnx::operators::{FAMILIES, STRUCTURES};
 use precast_passes::pipeline::{Class, Liberty};
 use precast_passes::{CANONICAL, FUSED, Pass};
 
@@ -117,21 +118,50 @@ fn passes() -> String {
     text
 }
 
+/// A row of an operator table.
+struct OperatorRow {
+    domain: &'static str,
+    name: &'static str,
+    since: i64,
+    tier: u8,
+    family: &'static str,
+}
+
+/// Every row of both tables, by domain, operator and opset; an operator with a row in each is listed once.
+fn operator_rows() -> Vec<OperatorRow> {
+    let tensors = FAMILIES.iter().flat_map(|(family, rows)| {
+        rows.iter().map(|row| OperatorRow {
+            domain: row.domain,
+            name: row.name,
+            since: row.since,
+            tier: row.tier,
+            family,
+        })
+    });
+    let mut rows: Vec<OperatorRow> = tensors.collect();
+    for (family, structures) in STRUCTURES {
+        for &StructureImport { domain, name, since, tier, applies, .. } in *structures {
+            if applies == Applies::Always {
+                rows.push(OperatorRow { domain, name, since, tier, family });
+            }
+        }
+    }
+    rows.sort_by_key(|row| (row.domain, row.name, row.since));
+    rows
+}
+
 fn operators() -> String {
     let mut text = begin("ONNX operators", "the tables in `crates/onnx/src/operators`");
     text.push_str("\nSince: the first opset that a row is valid for, until the next row of the same operator.\n");
-    let mut rows: Vec<_> =
-        FAMILIES.iter().flat_map(|(family, imports)| imports.iter().map(move |import| (family, import))).collect();
-    rows.sort_by_key(|(_, import)| (import.domain, import.name, import.since));
     let mut domain = None;
-    for (family, import) in rows {
+    for import in operator_rows() {
         if domain != Some(import.domain) {
             domain = Some(import.domain);
             let name = if import.domain.is_empty() { "ai.onnx" } else { import.domain };
             write!(text, "\n## {name}\n\n").expect("a string takes every write");
             table_head(&mut text, &["operator", "since", "tier", "family"]);
         }
-        row(&mut text, &[import.name, &import.since.to_string(), &import.tier.to_string(), family]);
+        row(&mut text, &[import.name, &import.since.to_string(), &import.tier.to_string(), import.family]);
     }
     text
 }

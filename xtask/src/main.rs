@@ -9,6 +9,7 @@ mod conformance;
 mod docs;
 mod fetch;
 mod fill;
+mod fuzz;
 mod gpu;
 mod gpu_bundle;
 mod gpu_compilers;
@@ -56,6 +57,8 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Give inputs that nobody wrote to everything that reads or computes.
+    Fuzz(fuzz::FuzzArguments),
     /// Try to break what must never break.
     #[command(subcommand)]
     Torture(torture::Torture),
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         Command::Conformance(arguments) => conformance::run(&arguments),
         Command::Docs { check: false } => docs::write(),
         Command::Docs { check: true } => docs::check(),
+        Command::Fuzz(arguments) => fuzz::run(&arguments),
         Command::Torture(what) => torture::run(&what),
         Command::Bench(what) => bench::run(&what),
         Command::Gpu(arguments) => gpu::run(&arguments),

@@ -6,7 +6,7 @@ mod cache_crowd;
 mod cache_fault;
 mod cache_key;
 mod cache_kill;
-mod cache_model;
+pub mod cache_model;
 mod cache_racy;
 mod cache_remote;
 mod cache_s3;

@@ -16,6 +16,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::case::{self, TargetName};
+use crate::fuzz::{self, FuzzTarget, Fuzzer};
 use crate::measure::Measuring;
 use crate::models::BatchChecker;
 use crate::peak;
@@ -29,6 +30,8 @@ pub enum Request {
     Case { folder: PathBuf, target: TargetName },
     /// Run a model on the inputs of a folder and compare with the outputs there; a [`crate::models::BatchReport`].
     Batch { model: PathBuf, folder: PathBuf, ranking: Option<Ranking> },
+    /// Fuzz a target with the inputs of some seeds; a [`crate::fuzz::BatchReport`].
+    Fuzz { target: FuzzTarget, first: u64, count: u64 },
     /// Measure a model on the inputs of a folder; [`crate::measure::Milliseconds`].
     Measure { model: PathBuf, folder: PathBuf, threads: usize, seconds: f64 },
     /// Run a model once on the inputs of a folder, compiled from nothing or on Programs of a cache;
@@ -140,6 +143,7 @@ struct State {
     checker: Option<BatchChecker>,
     measuring: Option<Measuring>,
     hiprtc: Option<RuntimeCompiler>,
+    fuzzer: Option<Fuzzer>,
 }
 
 impl State {
@@ -152,6 +156,16 @@ impl State {
                     None => BatchChecker::open(&model)?,
                 };
                 serde_json::to_value(self.checker.insert(checker).check(&folder, ranking)?)?
+            }
+            Request::Fuzz { target: FuzzTarget::Differential, first, count } => {
+                serde_json::to_value(fuzz::run_graphs(first, count)?)?
+            }
+            Request::Fuzz { target, first, count } => {
+                let fuzzer = match self.fuzzer.take().filter(|fuzzer| fuzzer.target == target) {
+                    Some(fuzzer) => fuzzer,
+                    None => Fuzzer::new(target)?,
+                };
+                serde_json::to_value(self.fuzzer.insert(fuzzer).run_inputs(first, count))?
             }
             Request::Measure { model, folder, threads, seconds } => {
                 let measuring = match self.measuring.take().filter(|measuring| measuring.model == model) {

@@ -1,5 +1,6 @@
 //! What a command says: its result on stdout, notices and errors on stderr.
 
+use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 
 use precast::device_name::resolve_devices;
@@ -62,20 +63,20 @@ impl Console {
     /// Something the user should know.
     pub fn notice(&self, text: &str) {
         if !self.is_quiet {
-            print_notice(&format!("{}: {text}\n", self.colored("notice", "36")));
+            print_notice(&format!("{}: {}\n", self.colored("notice", "36"), printable(text)));
         }
     }
 
     /// Something a curious user wants to know.
     pub fn detail(&self, text: &str) {
         if self.is_verbose {
-            print_notice(&format!("{text}\n"));
+            print_notice(&format!("{}\n", printable(text)));
         }
     }
 
     /// Why the command fails.
     pub fn error(&self, text: &str) {
-        print_notice(&format!("{}: {text}\n", self.colored("error", "31;1")));
+        print_notice(&format!("{}: {}\n", self.colored("error", "31;1"), printable(text)));
     }
 
     /// Refuses devices that are not there and says how an alias was read.
@@ -102,12 +103,22 @@ fn allows_color() -> bool {
 /// Writes the result. A reader that has gone away is no error.
 pub fn print_result(text: &str) {
     let mut stdout = std::io::stdout().lock();
-    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    let _ = stdout.write_all(printable(text).as_bytes()).and_then(|()| stdout.flush());
 }
 
 /// Writes to stderr; if nobody listens, nobody needs to know.
 pub fn print_notice(text: &str) {
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// The text with control characters spelled out, but for ends of lines and tabs: names come from models, and a terminal
+/// obeys what it is sent.
+fn printable(text: &str) -> Cow<'_, str> {
+    let is_obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(is_obeyed) {
+        return Cow::Borrowed(text);
+    }
+    text.chars().map(|c| if is_obeyed(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
 /// A number of bytes for people.
@@ -199,5 +210,11 @@ mod tests {
         assert_eq!(bytes_text(1536), "1.5 KiB");
         assert_eq!(bytes_text(97 << 20), "97.0 MiB");
         assert_eq!(bytes_text(u64::MAX), "16777216.0 TiB");
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_spelled_out() {
+        assert_eq!(printable("a\tb\né"), "a\tb\né");
+        assert_eq!(printable("\u{1b}[2J\u{9b}x\r"), "\\u{1b}[2J\\u{9b}x\\r");
     }
 }

@@ -149,8 +149,8 @@ ops! {
     /// Limits elements to `lo..=hi`: `min(max(x, lo), hi)`; NaN stays NaN.
     Clamp "clamp" { lo: f64, hi: f64 }
     Elementwise:
-    /// Converts elements. Float to integer truncates; with `saturate` a float beyond an 8-bit float's range becomes its
-    /// largest value. Integer to integer wraps.
+    /// Converts elements. Float to integer truncates, and saturates unless the integer has less than 8 bits; with `saturate`
+    /// a float beyond an 8-bit float's range becomes its largest value. Integer to integer wraps.
     Cast "cast" { to: DType, saturate: bool }
     Elementwise:
     /// Reads the same bytes as another element type of the same size.

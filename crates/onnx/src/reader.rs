@@ -25,6 +25,7 @@ mod limits;
 mod scan;
 mod schema;
 mod sparse;
+mod strings;
 mod tensor_data;
 
 #[cfg(test)]
@@ -37,7 +38,8 @@ mod scan_tests;
 mod tensor_data_tests;
 
 pub use data_file::{
-    decode_optional, decode_sequence, decode_tensor, decode_type, sparse_tensor_without_model, tensor_without_model,
+    decode_optional, decode_sequence, decode_tensor, decode_type, sparse_tensor_without_model, strings_without_model,
+    tensor_without_model,
 };
 pub use element_type::{
     DeclaredDim, DeclaredTensor, DeclaredType, ElementType, declared_type, dtype_from_number, type_from_proto,
@@ -45,3 +47,4 @@ pub use element_type::{
 pub use error::{Quoted, ReadError, ReadErrorKind};
 pub use file::{IR_VERSION_MIN, ModelFile, canonical_domain, opset_version};
 pub use limits::{Budget, Limits};
+pub use strings::StringTensor;

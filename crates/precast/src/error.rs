@@ -118,6 +118,7 @@ impl Error {
             Error::Pass(_) => ErrorKind::Internal,
             Error::Compile(CompileError::Pass(_)) => ErrorKind::Internal,
             Error::Compile(CompileError::Numerics(_)) => ErrorKind::Usage,
+            Error::Compile(CompileError::TooLarge { .. }) => ErrorKind::Limit,
             Error::Compile(_) => ErrorKind::Model,
             Error::Load(LoadError::Target { .. } | LoadError::Device(_)) => ErrorKind::Device,
             Error::Device(_) | Error::Run(RunError::Device(_) | RunError::DeviceLost(_)) => ErrorKind::Device,
@@ -138,6 +139,7 @@ impl Error {
 fn session_kind(error: &SessionError) -> ErrorKind {
     match error {
         SessionError::Compile(error) if matches!(**error, CompileError::Numerics(_)) => ErrorKind::Usage,
+        SessionError::Compile(error) if matches!(**error, CompileError::TooLarge { .. }) => ErrorKind::Limit,
         SessionError::Run(RunError::Device(_) | RunError::DeviceLost(_)) | SessionError::DeviceLost(_) => {
             ErrorKind::Device
         }

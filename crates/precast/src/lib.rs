@@ -32,6 +32,7 @@ mod runner;
 pub mod suggestion;
 mod tensor_file;
 mod tuning;
+mod value;
 mod verify;
 
 pub use compare::{Difference, Tolerance, compare, relative_error};
@@ -47,7 +48,7 @@ pub use precast_cache::{
 pub use precast_cpu::step::Tactic;
 pub use precast_cpu::{Isa, TuneMode, TuneOptions};
 pub use precast_ir::{Graph, text};
-pub use precast_onnx::{ImportError, ImportOptions, Imported, UnsupportedNode, operators};
+pub use precast_onnx::{ImportError, ImportOptions, Imported, StringTensor, UnsupportedNode, operators};
 pub use precast_passes::batch_axis::{explain as explain_padding, pad_verdict};
 pub use precast_passes::{
     CANONICAL, FUSED, FastMath, FastRewrite, FloatPrecision, Numerics, PassOptions, PassReport, Place, WeightPrecision,
@@ -67,4 +68,5 @@ pub use program_file::{is_program_file, load_program, move_program, read_program
 pub use program_runner::{ProgramRunner, is_by_reference};
 pub use runner::{Captures, Named, Ready, Runner, RunnerOptions, StepTime};
 pub use tensor_file::{read_archive, read_tensor};
+pub use value::Value;
 pub use verify::{StepReport, verify_steps};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use precast_ir::Graph;
-use precast_onnx::import::{ImportOptions, Imported, declared_dim, import};
+use precast_onnx::import::{ImportOptions, Imported, Structure, declared_dim, import};
 use precast_onnx::{DeclaredDim, Limits, ModelFile, declared_type};
 use precast_tensor::{DType, Digest, Dim};
 
@@ -149,9 +149,28 @@ impl Model {
         self.file.is_self_contained().then(|| self.file.digest())
     }
 
-    /// The model as a Graph. Symbols without a number stay symbols.
+    /// The model as a Graph, which it is where its outputs are tensors of numbers. Symbols without a number stay symbols.
     pub fn graph(&self, options: &ImportOptions) -> Result<Imported, Error> {
+        let imported = self.structured_graph(options)?;
+        match imported.outputs.iter().find(|(_, structure)| *structure != Structure::Tensor) {
+            None => Ok(imported),
+            Some((name, structure)) => Err(Error::Request(format!(
+                "output '{name}' is {}; only Runner::run_values gives such values",
+                structure.kind()
+            ))),
+        }
+    }
+
+    /// The model as a Graph whose outputs are the tensors of the model's outputs.
+    pub(crate) fn structured_graph(&self, options: &ImportOptions) -> Result<Imported, Error> {
         Ok(import(&self.file, options)?)
+    }
+
+    /// Names of the inputs that a request must give, in order.
+    pub fn input_names(&self) -> Vec<String> {
+        let graph = self.file.graph();
+        let is_given = |name: &str| graph.initializer.iter().any(|initializer| initializer.name == name);
+        graph.input.iter().filter(|input| !is_given(&input.name)).map(|input| input.name.clone()).collect()
     }
 
     /// The model as a symbolic Graph.

@@ -91,7 +91,8 @@ impl ModelSource {
         let digest = self.model.content_digest()?;
         let frozen: Vec<(&String, Digest)> =
             self.import.freeze.iter().map(|(name, tensor)| (name, tensor.digest())).collect();
-        let ImportOptions { dims, shapes, freeze: _ } = &self.import;
+        // A Session takes tensors of numbers alone, so there are no structures to tell apart.
+        let ImportOptions { dims, shapes, freeze: _, structures: _ } = &self.import;
         let text = format!("{BUILD} {digest} {dims:?} {shapes:?} {frozen:?} {:?}", self.passes);
         Some(Digest::of_bytes(text.as_bytes()))
     }

@@ -1,6 +1,6 @@
 //! Runs a model. Each set of input shapes is imported and compiled once and kept.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use precast_cpu::{Isa, TuneOptions};
 use precast_gpu::{CaptureLimits, CaptureOptions};
 use precast_ir::Graph;
 use precast_ir::eval::eval_graph;
-use precast_onnx::import::{ImportError, ImportOptions};
+use precast_onnx::import::{ImportError, ImportOptions, Imported, Structure};
 use precast_passes::{PassOptions, PassReport};
 use precast_program::{Bucket, DeviceContext, DeviceRun, LoadedProgram, MemoryStore, Program};
 use precast_session::{ContextPool, OutputBuffer, ReplayCheck, check_replay};
@@ -23,6 +23,7 @@ use crate::model::Model;
 use crate::open_device::open_device;
 use crate::suggestion::listed;
 use crate::tuning::Tuning;
+use crate::value::Value;
 
 /// How a device captures Programs that run often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,10 +92,25 @@ impl Default for RunnerOptions {
 /// Named tensors, in order.
 pub type Named = Vec<(String, Tensor)>;
 
+/// The inputs of one run as tensors.
+struct Request<'a> {
+    tensors: &'a [(String, Tensor)],
+    /// How inputs lie in the tensors that are no tensors of numbers themselves.
+    structures: BTreeMap<String, Structure>,
+}
+
+impl<'a> Request<'a> {
+    /// Tensors of numbers, each an input.
+    fn plain(tensors: &'a [(String, Tensor)]) -> Request<'a> {
+        Request { tensors, structures: BTreeMap::new() }
+    }
+}
+
 /// What distinguishes one compiled form of a model from another.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct RequestKey {
     inputs: Vec<(String, DType, Vec<usize>)>,
+    structures: BTreeMap<String, Structure>,
     frozen: Vec<(String, String)>,
 }
 
@@ -112,6 +128,8 @@ struct Prepared {
     runner: GraphRunner,
     /// Positions in the request of the Graph's inputs.
     inputs: Vec<usize>,
+    /// How the model's outputs lie in the Graph's.
+    outputs: Vec<(String, Structure)>,
 }
 
 /// Forms of a model that are kept compiled; beyond this the set is dropped and begun again.
@@ -139,23 +157,64 @@ impl Runner {
 
     /// Outputs for these inputs, which may come in any order.
     pub fn run(&self, inputs: &[(String, Tensor)]) -> Result<Named, Error> {
-        let prepared = self.prepare(inputs)?;
-        let tensors: Vec<Tensor> = prepared.inputs.iter().map(|&position| inputs[position].1.clone()).collect();
-        let outputs = prepared.runner.run(&tensors)?;
+        let prepared = self.prepare(&Request::plain(inputs))?;
+        let outputs = prepared.runner.run(&arguments(inputs, &prepared.inputs))?;
         Ok(self.model.outputs().into_iter().zip(outputs).collect())
     }
 
     /// Outputs for these inputs by reference evaluation.
     pub fn run_reference(&self, inputs: &[(String, Tensor)]) -> Result<Named, Error> {
         let (graph, positions) = self.graph(inputs)?;
-        let tensors: Vec<Tensor> = positions.iter().map(|&position| inputs[position].1.clone()).collect();
-        let outputs = eval_graph(&graph, &tensors)?;
+        let outputs = eval_graph(&graph, &arguments(inputs, &positions))?;
         Ok(self.model.outputs().into_iter().zip(outputs).collect())
+    }
+
+    /// Outputs of any kind for inputs of any kind. Strings and the lengths of sequences decide the form of the model, so
+    /// each set of texts is compiled by itself.
+    pub fn run_values(&self, inputs: &[(String, Value)]) -> Result<Vec<(String, Value)>, Error> {
+        let mut tensors = Vec::new();
+        let structures = self.take_apart(inputs, &mut tensors)?;
+        let prepared = self.prepare(&Request { tensors: &tensors, structures })?;
+        let outputs = prepared.runner.run(&arguments(&tensors, &prepared.inputs))?;
+        put_together(&prepared.outputs, outputs)
+    }
+
+    /// `run_values` by reference evaluation.
+    pub fn run_reference_values(&self, inputs: &[(String, Value)]) -> Result<Vec<(String, Value)>, Error> {
+        let mut tensors = Vec::new();
+        let structures = self.take_apart(inputs, &mut tensors)?;
+        let (imported, positions) = self.import(&Request { tensors: &tensors, structures })?;
+        let outputs = eval_graph(&imported.graph, &arguments(&tensors, &positions))?;
+        put_together(&imported.outputs, outputs)
+    }
+
+    /// The tensors of inputs of any kind, each of which must be an input of the model.
+    fn take_apart(
+        &self,
+        inputs: &[(String, Value)],
+        tensors: &mut Named,
+    ) -> Result<BTreeMap<String, Structure>, Error> {
+        let declared = self.model.input_names();
+        let mut structures = BTreeMap::new();
+        for (name, value) in inputs {
+            if !declared.contains(name) {
+                let names: Vec<&str> = declared.iter().map(String::as_str).collect();
+                return Err(Error::Request(format!("there is no input '{name}'; {}", listed(name, &names))));
+            }
+            let structure = value.take_apart(name, tensors)?;
+            if structures.insert(name.clone(), structure).is_some() {
+                return Err(Error::Request(format!("input '{name}' is given twice")));
+            }
+        }
+        match declared.iter().find(|name| !structures.contains_key(*name)) {
+            Some(missing) => Err(Error::Request(format!("input '{missing}' is not given"))),
+            None => Ok(structures),
+        }
     }
 
     /// The model compiled for these inputs, if it is one Program: repeated runs then cost nothing but the model.
     pub fn ready(&self, inputs: &[(String, Tensor)]) -> Result<Option<Ready>, Error> {
-        let prepared = self.prepare(inputs)?;
+        let prepared = self.prepare(&Request::plain(inputs))?;
         let Some(part) = prepared.runner.whole()? else { return Ok(None) };
         let inputs = prepared.inputs.iter().map(|&position| inputs[position].1.aligned()).collect();
         Ok(Some(Ready::new(part, inputs)))
@@ -175,21 +234,32 @@ impl Runner {
 
     /// The Graph that these inputs run on, before the target's passes, and which input each of its inputs is.
     pub fn graph(&self, inputs: &[(String, Tensor)]) -> Result<(Graph, Vec<usize>), Error> {
-        self.check_inputs(inputs)?;
+        let (imported, positions) = self.import(&Request::plain(inputs))?;
+        Ok((imported.graph, positions))
+    }
+
+    fn import(&self, request: &Request<'_>) -> Result<(Imported, Vec<usize>), Error> {
+        if request.structures.is_empty() {
+            self.check_inputs(request.tensors)?;
+        }
         loop {
             let frozen = self.frozen.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
-            let mut options = ImportOptions::default();
-            for (name, tensor) in inputs {
+            let mut options = ImportOptions { structures: request.structures.clone(), ..ImportOptions::default() };
+            for (name, tensor) in request.tensors {
                 if frozen.contains(name) {
                     options.freeze.insert(name.clone(), tensor.clone());
                 }
                 let dims = tensor.shape().iter().map(|&size| Dim::from(size)).collect();
                 options.shapes.insert(name.clone(), dims);
             }
-            match self.model.graph(&options) {
+            let imported = match request.structures.is_empty() {
+                true => self.model.graph(&options),
+                false => self.model.structured_graph(&options),
+            };
+            match imported {
                 Ok(imported) => {
-                    let positions = positions(&imported.graph, inputs)?;
-                    return Ok((imported.graph, positions));
+                    let positions = positions(&imported.graph, request.tensors)?;
+                    return Ok((imported, positions));
                 }
                 Err(Error::Import(ImportError::NeedsInputs { inputs, what })) => {
                     let mut known = self.frozen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -225,15 +295,16 @@ impl Runner {
         Ok(ContextPool::new(loaded, self.shared.device.clone()).run(inputs)?)
     }
 
-    fn prepare(&self, inputs: &[(String, Tensor)]) -> Result<Arc<Prepared>, Error> {
-        let key = self.key(inputs);
+    fn prepare(&self, request: &Request<'_>) -> Result<Arc<Prepared>, Error> {
+        let key = self.key(request);
         if let Some(prepared) = self.prepared.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get(&key) {
             return Ok(prepared.clone());
         }
-        let (graph, positions) = self.graph(inputs)?;
-        let prepared = Arc::new(Prepared { runner: GraphRunner::new(self.shared.clone(), &graph)?, inputs: positions });
+        let (imported, inputs) = self.import(request)?;
+        let runner = GraphRunner::new(self.shared.clone(), &imported.graph)?;
+        let prepared = Arc::new(Prepared { runner, inputs, outputs: imported.outputs });
         // Importing may have learned that another input decides the form.
-        let key = self.key(inputs);
+        let key = self.key(request);
         let mut kept = self.prepared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if kept.len() >= PREPARED_KEPT {
             kept.clear();
@@ -242,15 +313,16 @@ impl Runner {
         Ok(prepared)
     }
 
-    fn key(&self, inputs: &[(String, Tensor)]) -> RequestKey {
+    fn key(&self, request: &Request<'_>) -> RequestKey {
         let frozen = self.frozen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let inputs = request.tensors.iter();
         RequestKey {
             inputs: inputs
-                .iter()
+                .clone()
                 .map(|(name, tensor)| (name.clone(), tensor.dtype(), tensor.shape().to_vec()))
                 .collect(),
+            structures: request.structures.clone(),
             frozen: inputs
-                .iter()
                 .filter(|(name, _)| frozen.contains(name))
                 .map(|(name, tensor)| (name.clone(), tensor.digest().to_string()))
                 .collect(),
@@ -292,19 +364,35 @@ impl Runner {
     }
 }
 
-/// For each input of the Graph its position among the inputs given.
+/// For each input of the Graph its position among the tensors given, which have its element type.
 fn positions(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<Vec<usize>, Error> {
-    graph
-        .inputs()
-        .iter()
-        .map(|&input| {
-            let name = graph.input_name(input);
-            inputs
-                .iter()
-                .position(|(given, _)| given == name)
-                .ok_or_else(|| Error::Request(format!("input '{name}' is not given")))
-        })
-        .collect()
+    let position = |input: precast_ir::ValueId| {
+        let (name, dtype) = (graph.input_name(input), graph.ty(input).dtype);
+        match inputs.iter().position(|(given, _)| given == name) {
+            Some(position) if inputs[position].1.dtype() == dtype => Ok(position),
+            Some(position) => {
+                let given = inputs[position].1.type_();
+                Err(Error::Request(format!("input '{name}' is {given}; the model expects {}", dtype.name())))
+            }
+            None => Err(Error::Request(format!("input '{name}' is not given"))),
+        }
+    };
+    graph.inputs().iter().map(|&input| position(input)).collect()
+}
+
+/// The tensors at `positions`, in order.
+fn arguments(inputs: &[(String, Tensor)], positions: &[usize]) -> Vec<Tensor> {
+    positions.iter().map(|&position| inputs[position].1.clone()).collect()
+}
+
+/// The model's outputs of the Graph's.
+fn put_together(structures: &[(String, Structure)], outputs: Vec<Tensor>) -> Result<Vec<(String, Value)>, Error> {
+    let mut outputs = outputs.into_iter();
+    let values = structures.iter().map(|(name, structure)| {
+        let value = Value::put_together(structure, &mut outputs)?;
+        Ok((name.clone(), value))
+    });
+    values.collect()
 }
 
 /// Time of one step of one run.

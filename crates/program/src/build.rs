@@ -76,7 +76,7 @@ pub struct ProgramBuilder<'a> {
 impl<'a> ProgramBuilder<'a> {
     /// A Program without steps for a graph, whose dims must all be numbers.
     pub fn new(graph: &'a Graph, store: &'a dyn ArtifactStore) -> Result<ProgramBuilder<'a>, CompileError> {
-        refuse_unbound(graph)?;
+        refuse_unsized(graph)?;
         let mut homes = vec![None; graph.values().len()];
         for (position, &input) in graph.inputs().iter().enumerate() {
             homes[input.0 as usize] = Some(Home::Input(position as u32));
@@ -279,10 +279,18 @@ impl<'a> ProgramBuilder<'a> {
     }
 }
 
-fn refuse_unbound(graph: &Graph) -> Result<(), CompileError> {
+/// Bytes of one value beyond which no Program is made: a few numbers in a model can ask for any size.
+const VALUE_BYTES_MAX: usize = 64 << 30;
+
+/// Every value has numbers for dims, and a size that a machine may have.
+fn refuse_unsized(graph: &Graph) -> Result<(), CompileError> {
     for (position, value) in graph.values().iter().enumerate() {
-        if value.ty.shape().is_none() {
-            return Err(CompileError::Unbound { value: position as u32, ty: value.ty.to_string() });
+        let (value, ty) = (position as u32, &value.ty);
+        if ty.shape().is_none() {
+            return Err(CompileError::Unbound { value, ty: ty.to_string() });
+        }
+        if ty.size_bytes().is_none_or(|bytes| bytes > VALUE_BYTES_MAX) {
+            return Err(CompileError::TooLarge { value, ty: ty.to_string(), limit: VALUE_BYTES_MAX });
         }
     }
     Ok(())

@@ -92,6 +92,16 @@ pub enum CompileError {
         /// Its Type.
         ty: String,
     },
+    /// A value is larger than any machine's memory.
+    #[error("value %{value} has the Type {ty}; no value may have more than {limit} bytes")]
+    TooLarge {
+        /// The value.
+        value: u32,
+        /// Its Type.
+        ty: String,
+        /// The most bytes.
+        limit: usize,
+    },
     /// A pass failed, or broke the Graph.
     #[error(transparent)]
     Pass(#[from] PassError),

@@ -1,8 +1,8 @@
 //! Small floats: codes to values and values to codes, in one rounding to nearest, ties to even.
 //!
 //! Overflow follows the table of ONNX Cast. With `saturate`, what is beyond the range becomes the largest finite
-//! value; without, infinity where the format has one and NaN otherwise. Infinity itself saturates in the formats
-//! with a sign bit for NaN, and becomes NaN in the FNUZ formats either way.
+//! value, infinity too; without, infinity where the format has one and NaN otherwise. The 4-bit format has neither: it
+//! always saturates, and NaN becomes its negative zero, as the cases of ONNX have it.
 
 use crate::DType;
 
@@ -185,11 +185,9 @@ impl Format {
             return match self.specials {
                 Specials::Ieee { nan } | Specials::NanOnly { nan } => nan | sign,
                 Specials::Unsigned => self.sign_code(),
-                // Finite-only formats map NaN to the largest value, as ONNX Cast does.
-                Specials::None => self.max_code,
+                Specials::None => self.sign_code(),
             };
         }
-        let is_beyond_rescue = value.is_infinite() && self.specials == Specials::Unsigned;
         if !value.is_infinite() {
             let magnitude = self.round_magnitude(value.abs());
             if magnitude <= self.max_code {
@@ -199,7 +197,7 @@ impl Format {
         }
         match self.specials {
             Specials::None => self.max_code | sign,
-            _ if saturate && !is_beyond_rescue => self.max_code | sign,
+            _ if saturate => self.max_code | sign,
             // The code after the largest finite one is infinity.
             Specials::Ieee { .. } => (self.max_code + 1) | sign,
             Specials::NanOnly { nan } => nan | sign,
@@ -270,7 +268,7 @@ mod tests {
         assert_eq!(decode(DType::F32, 0), None);
     }
 
-    /// The tables of ONNX Cast, column by column: -0, infinity, -infinity, beyond the range, NaN.
+    /// What the cases of ONNX Cast have, column by column: -0, infinity, -infinity, beyond the range, NaN.
     #[test]
     fn specials_follow_the_tables_of_cast() {
         let column = |dtype, saturate| {
@@ -279,14 +277,14 @@ mod tests {
         };
         assert_eq!(column(DType::F8E4M3Fn, true), [0x80, 0x7E, 0xFE, 0x7E, 0xFE, 0x7F]);
         assert_eq!(column(DType::F8E4M3Fn, false), [0x80, 0x7F, 0xFF, 0x7F, 0xFF, 0x7F]);
-        assert_eq!(column(DType::F8E4M3FnUz, true), [0, 0x80, 0x80, 0x7F, 0xFF, 0x80]);
+        assert_eq!(column(DType::F8E4M3FnUz, true), [0, 0x7F, 0xFF, 0x7F, 0xFF, 0x80]);
         assert_eq!(column(DType::F8E4M3FnUz, false), [0, 0x80, 0x80, 0x80, 0x80, 0x80]);
         assert_eq!(column(DType::F8E5M2, true), [0x80, 0x7B, 0xFB, 0x7B, 0xFB, 0x7E]);
         assert_eq!(column(DType::F8E5M2, false), [0x80, 0x7C, 0xFC, 0x7C, 0xFC, 0x7E]);
-        assert_eq!(column(DType::F8E5M2FnUz, true), [0, 0x80, 0x80, 0x7F, 0xFF, 0x80]);
+        assert_eq!(column(DType::F8E5M2FnUz, true), [0, 0x7F, 0xFF, 0x7F, 0xFF, 0x80]);
         assert_eq!(column(DType::F8E5M2FnUz, false), [0, 0x80, 0x80, 0x80, 0x80, 0x80]);
         for saturate in [true, false] {
-            assert_eq!(column(DType::F4E2M1, saturate), [8, 7, 15, 7, 15, 7]);
+            assert_eq!(column(DType::F4E2M1, saturate), [8, 7, 15, 7, 15, 8]);
         }
     }
 

@@ -77,7 +77,12 @@ impl Type {
 
     /// Bytes in memory of a type whose sizes are numbers; none otherwise or beyond `usize`.
     pub fn size_bytes(&self) -> Option<usize> {
-        self.shape()?.into_iter().try_fold(self.dtype.size_bytes(), usize::checked_mul)
+        let shape = self.shape()?;
+        // A zero anywhere makes it empty, whatever the product of the others.
+        if shape.contains(&0) {
+            return Some(0);
+        }
+        shape.into_iter().try_fold(self.dtype.size_bytes(), usize::checked_mul)
     }
 
     /// This type with the bound symbols replaced.

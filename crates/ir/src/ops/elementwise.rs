@@ -257,9 +257,12 @@ impl Operation for Cast {
     }
 }
 
-/// Truncates toward zero; beyond the integer's range the nearest end, NaN gives 0. Bool is `x != 0`.
+/// Truncates toward zero. Beyond the integer's range the nearest end, but types of less than a byte wrap, as the cases
+/// of ONNX have it; NaN gives 0. Bool is `x != 0`.
 fn float_to_int(x: f64, to: DType) -> i128 {
     match to.int_range() {
+        // The bits that there is room for are kept when the integer is written.
+        Some(_) if to.bits() < u8::BITS => x as i128,
         Some((least, most)) => (x as i128).clamp(least, most),
         None => i128::from(x != 0.0),
     }

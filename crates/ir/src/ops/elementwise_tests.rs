@@ -304,6 +304,7 @@ fn casts_truncate_floats_and_wrap_integers() {
     assert_eq!(cast(DType::Bool, f32s(&[4], &[0.0, -0.0, 0.5, NAN])), bools(&[4], &[0, 0, 1, 1]));
     assert_eq!(cast(DType::Bool, i64s(&[2], &[0, 256])), bools(&[2], &[0, 1]));
     assert_eq!(cast(DType::F16, bools(&[2], &[0, 1])), floats(DType::F16, &[2], &[0.0, 1.0]));
+    assert_eq!(cast(DType::I4, f32s(&[3], &[8.9, -9.0, 7.5])), ints(DType::I4, &[3], &[-8, 7, 7]));
     assert_eq!(cast(DType::I4, i64s(&[2], &[8, -9])), ints(DType::I4, &[2], &[-8, 7]));
 }
 

@@ -10,6 +10,7 @@ use crate::proto::GraphProto;
 
 use super::error::inputs_behind;
 use super::live::remove_dead;
+use super::value::Value;
 use super::{Builder, DEPTH_MAX, Fault, ImportError, Importer, Opsets};
 
 /// Names that a body takes from around it, in a fixed order.
@@ -75,8 +76,7 @@ impl Importer<'_> {
             builder.define(name, inner);
         }
         for initializer in &proto.initializer {
-            let tensor = self.file.tensor(initializer)?;
-            let value = builder.constant(tensor);
+            let value = self.initializer(&mut builder, initializer)?;
             builder.define(&initializer.name, value);
         }
         let unsupported = self.unsupported.len();
@@ -116,22 +116,22 @@ impl Importer<'_> {
         &mut self,
         builder: &mut Builder,
         proto: &GraphProto,
-        parameters: &[ValueId],
+        parameters: &[Value],
         opsets: &Opsets,
         depth: usize,
-    ) -> Result<Vec<ValueId>, Fault> {
+    ) -> Result<Vec<Value>, Fault> {
         check_body(proto, parameters.len(), depth)?;
-        let mut inner: Vec<(String, Option<ValueId>)> = free_names(proto)
+        let mut inner: Vec<(String, Option<Value>)> = free_names(proto)
             .into_iter()
             .filter_map(|name| {
-                let value = builder.lookup(&name);
+                let value = builder.value(&name).cloned();
                 (value.is_some() || builder.is_absent(&name)).then_some((name, value))
             })
             .collect();
-        inner.extend(proto.input.iter().zip(parameters).map(|(input, &value)| (input.name.clone(), Some(value))));
+        inner
+            .extend(proto.input.iter().zip(parameters).map(|(input, value)| (input.name.clone(), Some(value.clone()))));
         for initializer in &proto.initializer {
-            let tensor = self.file.tensor(initializer)?;
-            inner.push((initializer.name.clone(), Some(builder.constant(tensor))));
+            inner.push((initializer.name.clone(), Some(self.initializer(builder, initializer)?)));
         }
         let outputs: Vec<&str> = proto.output.iter().map(|output| output.name.as_str()).collect();
         self.import_scope(builder, inner, &proto.node, &outputs, opsets, depth)

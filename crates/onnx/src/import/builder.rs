@@ -9,7 +9,10 @@ use precast_ir::graph::Provenance;
 use precast_ir::{Definition, Graph, Op, ValueId, symbolic};
 use precast_tensor::{Dim, Symbol, SymbolRange, Tensor, Type};
 
+use crate::reader::{Budget, ReadError};
+
 use super::error::Fault;
+use super::value::{Strings, Value, tabulate};
 
 /// Results of this size or less are folded while importing; larger ones are left to the passes and their budget.
 const FOLD_BYTES_MAX: usize = 64 << 10;
@@ -21,7 +24,7 @@ const CONTENT_ELEMENTS_MAX: usize = 64;
 /// Names of one function or graph.
 #[derive(Default)]
 struct Names {
-    values: HashMap<String, ValueId>,
+    values: HashMap<String, Value>,
     /// Outputs of nodes that could not be imported.
     missing: BTreeSet<String>,
     /// Optional inputs of a function that its caller left out.
@@ -38,26 +41,33 @@ pub struct Builder {
     free: BTreeSet<Symbol>,
     /// Inputs of a body whose values no freezing of the model's inputs can make known.
     run_time: BTreeSet<ValueId>,
+    /// Bytes that one value may have.
+    tensor_bytes_max: u64,
     /// Number of the last fresh symbol; one count for a graph and all bodies in it.
     fresh: Rc<Cell<u32>>,
 }
 
 impl Builder {
-    /// An empty scope over an empty graph.
-    pub fn new(name: &str) -> Builder {
+    /// An empty scope over an empty graph whose values may have this many bytes.
+    pub fn new(name: &str, tensor_bytes_max: u64) -> Builder {
         Builder {
             graph: Graph::new(name),
             frames: vec![Names::default()],
             contents: BTreeMap::new(),
             free: BTreeSet::new(),
             run_time: BTreeSet::new(),
+            tensor_bytes_max,
             fresh: Rc::new(Cell::new(0)),
         }
     }
 
     /// An empty scope over a body of `outer`, which knows the same symbols.
     pub fn inside(name: &str, outer: &Builder) -> Builder {
-        let mut builder = Builder { free: outer.free.clone(), fresh: outer.fresh.clone(), ..Builder::new(name) };
+        let mut builder = Builder {
+            free: outer.free.clone(),
+            fresh: outer.fresh.clone(),
+            ..Builder::new(name, outer.tensor_bytes_max)
+        };
         builder.graph.ranges = outer.graph.ranges.clone();
         builder
     }
@@ -77,9 +87,14 @@ impl Builder {
         value
     }
 
-    /// The value of a name in this graph.
+    /// The tensor of a name in this graph.
     pub fn lookup(&self, name: &str) -> Option<ValueId> {
-        self.frame().values.get(name).copied()
+        self.value(name)?.tensor()
+    }
+
+    /// What a name stands for in this graph.
+    pub fn value(&self, name: &str) -> Option<&Value> {
+        self.frame().values.get(name)
     }
 
     /// Whether a name belongs to a node that could not be imported.
@@ -93,8 +108,8 @@ impl Builder {
     }
 
     /// Gives a value a name; false if the name is taken.
-    pub fn define(&mut self, name: &str, value: ValueId) -> bool {
-        self.frame_mut().values.insert(name.to_string(), value).is_none()
+    pub fn define(&mut self, name: &str, value: impl Into<Value>) -> bool {
+        self.frame_mut().values.insert(name.to_string(), value.into()).is_none()
     }
 
     /// Marks outputs of a node that could not be imported.
@@ -103,7 +118,7 @@ impl Builder {
     }
 
     /// Opens a scope of its own for a function's body.
-    pub fn enter_function<'n>(&mut self, inputs: impl Iterator<Item = (&'n str, Option<ValueId>)>) {
+    pub fn enter_function<'n>(&mut self, inputs: impl Iterator<Item = (&'n str, Option<Value>)>) {
         let mut names = Names::default();
         for (name, value) in inputs {
             match value {
@@ -124,6 +139,13 @@ impl Builder {
         self.graph.add_constant(tensor)
     }
 
+    /// Adds constant strings.
+    pub fn strings(&mut self, shape: &[usize], elements: &[String]) -> Value {
+        let (table, places) = tabulate(elements);
+        let places = Tensor::from_vec(shape, places).expect("strings fill their shape");
+        Value::Strings(Strings { table, places: self.constant(places) })
+    }
+
     /// Adds a node, or its result where it is known already.
     pub fn add_node(&mut self, op: Op, inputs: &[ValueId], provenance: &Provenance) -> Result<Vec<ValueId>, Fault> {
         let tensors: Option<Vec<Tensor>> = inputs.iter().map(|&input| self.graph.constant(input).cloned()).collect();
@@ -132,6 +154,7 @@ impl Builder {
         if let Some(dim) = types.iter().flat_map(|ty| &ty.dims).find(|dim| dim.weight() > Dim::WEIGHT_MAX) {
             return Err(Fault::Unsupported(format!("a size of {} terms is too large to follow", dim.weight())));
         }
+        self.check_sizes(op.name(), &types)?;
         if let Some(tensors) = tensors.filter(|tensors| may_fold(&op, tensors, &types)) {
             let results = op.eval(&tensors).map_err(|error| Fault::Invalid(error.to_string()))?;
             return Ok(results.into_iter().map(|tensor| self.constant(tensor)).collect());
@@ -145,6 +168,18 @@ impl Builder {
             self.contents.insert(outputs[0], content);
         }
         Ok(outputs)
+    }
+
+    /// A few numbers in a file can ask for any size, so sizes that are known are checked before anything has them.
+    fn check_sizes(&self, op: &str, types: &[Type]) -> Result<(), Fault> {
+        for ty in types.iter().filter(|ty| ty.shape().is_some()) {
+            let value = ty.size_bytes().map_or(u64::MAX, |bytes| bytes as u64);
+            if value > self.tensor_bytes_max {
+                let (place, limit) = (format!("the result {ty} of {op}"), self.tensor_bytes_max);
+                return Err(ReadError::OverLimit { place, budget: Budget::TensorBytes, value, limit }.into());
+            }
+        }
+        Ok(())
     }
 
     /// The elements of a small integer value as Dims, where they are known.

@@ -11,10 +11,12 @@ use precast_ir::{Graph, Op, ValueId};
 use precast_tensor::{DType, Dim, Tensor, Type};
 
 use crate::proto::{GraphProto, NodeProto, SparseTensorProto, TensorProto};
+use crate::reader::StringTensor;
 
 use super::attributes::Attributes;
 use super::body::free_names;
 use super::error::Fault;
+use super::value::Value;
 use super::{Builder, Importer, Opsets};
 
 /// One ONNX node while it is imported.
@@ -23,12 +25,16 @@ pub struct NodeCx<'n, 'g> {
     pub(super) builder: &'n mut Builder,
     pub(super) node: &'n NodeProto,
     pub(super) inputs: Vec<Option<ValueId>>,
+    pub(super) values: Vec<Option<Value>>,
     pub(super) attributes: Attributes<'n>,
     pub(super) opsets: &'n Opsets,
     pub(super) opset: i64,
     pub(super) provenance: Provenance,
     pub(super) depth: usize,
 }
+
+/// Nodes that all unrolled loops of a model together may become.
+const UNROLLED_TOTAL_MAX: usize = 1 << 15;
 
 /// Results of adding to the Graph.
 type Added = Result<ValueId, Fault>;
@@ -39,14 +45,15 @@ impl<'n, 'g> NodeCx<'n, 'g> {
         importer: &'n mut Importer<'g>,
         builder: &'n mut Builder,
         node: &'n NodeProto,
-        inputs: Vec<Option<ValueId>>,
+        values: Vec<Option<Value>>,
         attributes: Attributes<'n>,
         opsets: &'n Opsets,
         opset: i64,
         provenance: Provenance,
         depth: usize,
     ) -> NodeCx<'n, 'g> {
-        NodeCx { importer, builder, node, inputs, attributes, opsets, opset, provenance, depth }
+        let inputs = values.iter().map(|value| value.as_ref().and_then(Value::tensor)).collect();
+        NodeCx { importer, builder, node, inputs, values, attributes, opsets, opset, provenance, depth }
     }
 
     /// Fails if the node has attributes that nobody read.
@@ -92,6 +99,29 @@ impl<'n, 'g> NodeCx<'n, 'g> {
     /// An input that may be absent.
     pub fn optional(&self, position: usize) -> Option<ValueId> {
         self.inputs.get(position).copied().flatten()
+    }
+
+    /// What a required input stands for.
+    pub fn value(&self, position: usize) -> Result<Value, Fault> {
+        self.optional_value(position).ok_or_else(|| Fault::Invalid(format!("input {position} is missing")))
+    }
+
+    /// What an input stands for that may be absent.
+    pub fn optional_value(&self, position: usize) -> Option<Value> {
+        self.values.get(position).cloned().flatten()
+    }
+
+    /// A required input that must be a tensor of numbers.
+    pub fn tensor_input(&self, position: usize) -> Added {
+        let value = self.value(position)?;
+        value.tensor().ok_or_else(|| {
+            Fault::Invalid(format!("input {position} is {}; a tensor of numbers was expected", value.kind()))
+        })
+    }
+
+    /// Takes tensors in the place of inputs, for operators that move strings as they move numbers.
+    pub(crate) fn set_inputs(&mut self, inputs: Vec<Option<ValueId>>) {
+        self.inputs = inputs;
     }
 
     /// All inputs, none of which may be absent.
@@ -159,6 +189,11 @@ impl<'n, 'g> NodeCx<'n, 'g> {
         Ok(self.importer.file.sparse_tensor(proto)?)
     }
 
+    /// The strings of a proto inside an attribute.
+    pub fn read_strings(&self, proto: &TensorProto) -> Result<StringTensor, Fault> {
+        Ok(self.importer.file.strings(proto)?)
+    }
+
     /// The tensor of a proto inside an attribute.
     pub fn read_tensor(&self, proto: &TensorProto) -> Result<Tensor, Fault> {
         Ok(self.importer.file.tensor(proto)?)
@@ -190,6 +225,11 @@ impl NodeCx<'_, '_> {
             Tensor::from_i128(dtype, [], &[number as i128])
         };
         Ok(self.builder.constant(tensor.map_err(|error| Fault::Invalid(error.to_string()))?))
+    }
+
+    /// A constant i64 scalar.
+    pub fn int_scalar(&mut self, int: i64) -> ValueId {
+        self.builder.constant(Tensor::scalar(int))
     }
 
     /// A constant of floats, rounded once to the element type.
@@ -290,6 +330,15 @@ impl NodeCx<'_, '_> {
         self.reshape(x, kept)
     }
 
+    /// The elements of one axis in the opposite order.
+    pub fn reverse_axis(&mut self, x: ValueId, axis: usize) -> Added {
+        let size = self.dims(x);
+        let (mut start, mut step) = (vec![Dim::ZERO; size.len()], vec![1; size.len()]);
+        start[axis] = size[axis].clone() - 1;
+        step[axis] = -1;
+        self.add(Slice { start, step, size }, &[x])
+    }
+
     /// Elements start..start+size of one axis.
     pub fn slice_axis(&mut self, x: ValueId, axis: usize, start: Dim, size: Dim) -> Added {
         let dims = self.dims(x);
@@ -386,15 +435,37 @@ impl NodeCx<'_, '_> {
             .collect()
     }
 
+    /// Whether a body reads something from around it that is no tensor of numbers.
+    pub fn captures_structures(&self, bodies: &[&GraphProto]) -> bool {
+        all_free_names(bodies).iter().filter_map(|name| self.builder.value(name)).any(|value| value.tensor().is_none())
+    }
+
     /// Imports a body whose inputs are `parameters` and then the captures of all `bodies`.
     pub fn body(&mut self, proto: &GraphProto, bodies: &[&GraphProto], parameters: &[Type]) -> Result<Graph, Fault> {
         let names: Vec<String> = all_free_names(bodies).into_iter().collect();
         self.importer.import_body(self.builder, proto, parameters, &names, self.opsets, self.depth)
     }
 
+    /// Whether a loop may become this many nodes, of all that loops of this model may become.
+    pub fn may_unroll(&mut self, nodes: usize) -> bool {
+        self.importer.nodes_unrolled = self.importer.nodes_unrolled.saturating_add(nodes);
+        self.importer.nodes_unrolled <= UNROLLED_TOTAL_MAX
+    }
+
+    /// A name of its own for a value, for bodies that are written here and not in the file.
+    pub fn alias(&mut self, value: ValueId) -> String {
+        loop {
+            let name = self.fresh_name("alias");
+            if self.builder.lookup(&name).is_none() {
+                self.builder.define(&name, value);
+                return name;
+            }
+        }
+    }
+
     /// Imports a body in place, for a branch that is known to be taken or one round of a loop. `parameters` are the
     /// values of its own inputs.
-    pub fn inline(&mut self, proto: &GraphProto, parameters: &[ValueId]) -> Result<Vec<ValueId>, Fault> {
+    pub fn inline(&mut self, proto: &GraphProto, parameters: &[Value]) -> Result<Vec<Value>, Fault> {
         self.importer.inline_body(self.builder, proto, parameters, self.opsets, self.depth)
     }
 }

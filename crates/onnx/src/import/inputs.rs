@@ -3,11 +3,15 @@
 
 use std::collections::BTreeSet;
 
-use precast_tensor::{Dim, Type};
+use precast_ir::ValueId;
+use precast_tensor::{DType, Dim, Type};
 
-use crate::proto::{GraphProto, ValueInfoProto};
-use crate::reader::{DeclaredDim, declared_type};
+use crate::proto::{GraphProto, TensorProto, TypeProto, ValueInfoProto};
+use crate::reader::{
+    DeclaredDim, DeclaredTensor, DeclaredType, ElementType, ReadError, declared_type, type_from_proto,
+};
 
+use super::value::{Strings, Structure, Value, element_name};
 use super::{Builder, ImportError, ImportOptions, Importer};
 
 /// Names that exporters write for "some size"; two of them are not the same size.
@@ -25,11 +29,10 @@ impl Importer<'_> {
         let mut overridable = 0;
         for initializer in &graph.initializer {
             overridable += usize::from(inputs.contains(initializer.name.as_str()));
-            let tensor = match options.freeze.get(&initializer.name) {
-                Some(tensor) => tensor.clone(),
-                None => self.file.tensor(initializer)?,
+            let value = match options.freeze.get(&initializer.name) {
+                Some(tensor) => builder.constant(tensor.clone()).into(),
+                None => self.initializer(builder, initializer)?,
             };
-            let value = builder.constant(tensor);
             if !builder.define(&initializer.name, value) {
                 return Err(ImportError::malformed(format!("initializer '{}' is defined twice", initializer.name)));
             }
@@ -49,6 +52,15 @@ impl Importer<'_> {
         Ok(())
     }
 
+    /// The constant of an initializer.
+    pub(crate) fn initializer(&self, builder: &mut Builder, proto: &TensorProto) -> Result<Value, ReadError> {
+        if is_strings(proto) {
+            let strings = self.file.strings(proto)?;
+            return Ok(builder.strings(strings.shape(), strings.elements()));
+        }
+        Ok(builder.constant(self.file.tensor(proto)?).into())
+    }
+
     /// Adds every input that has no initializer.
     pub(crate) fn add_inputs(
         &mut self,
@@ -57,14 +69,15 @@ impl Importer<'_> {
         options: &ImportOptions,
     ) -> Result<(), ImportError> {
         for input in &graph.input {
-            if builder.lookup(&input.name).is_some() {
+            if builder.value(&input.name).is_some() {
                 continue;
             }
-            let value = match options.freeze.get(&input.name) {
-                Some(tensor) => builder.constant(tensor.clone()),
-                None => {
+            let value = match (options.structures.get(&input.name), options.freeze.get(&input.name)) {
+                (Some(structure), _) => add_structure(builder, input, structure, options)?,
+                (None, Some(tensor)) => builder.constant(tensor.clone()).into(),
+                (None, None) => {
                     let ty = self.input_type(input, options)?;
-                    builder.add_input(&input.name, ty)
+                    builder.add_input(&input.name, ty).into()
                 }
             };
             if !builder.define(&input.name, value) {
@@ -99,6 +112,64 @@ impl Importer<'_> {
             declared.iter().enumerate().map(|(axis, dim)| declared_dim(&input.name, axis, dim, options)).collect();
         Ok(Type { dtype, dims })
     }
+}
+
+/// Adds the tensors of an input that is no tensor of numbers.
+fn add_structure(
+    builder: &mut Builder,
+    input: &ValueInfoProto,
+    structure: &Structure,
+    options: &ImportOptions,
+) -> Result<Value, ImportError> {
+    let undeclared = TypeProto::default();
+    let declared = type_from_proto(&input.name, input.r#type.as_ref().unwrap_or(&undeclared))?;
+    structure_value(builder, &input.name, &declared, structure, options)
+}
+
+fn structure_value(
+    builder: &mut Builder,
+    name: &str,
+    declared: &DeclaredType,
+    structure: &Structure,
+    options: &ImportOptions,
+) -> Result<Value, ImportError> {
+    match (structure, declared) {
+        (Structure::Nothing, DeclaredType::Optional(_)) => Ok(Value::Nothing),
+        (given, DeclaredType::Optional(element)) => structure_value(builder, name, element, given, options),
+        (Structure::Sequence(elements), DeclaredType::Sequence(element)) => {
+            let elements = elements
+                .iter()
+                .enumerate()
+                .map(|(place, given)| structure_value(builder, &element_name(name, place), element, given, options));
+            Ok(Value::Sequence(elements.collect::<Result<_, _>>()?))
+        }
+        (Structure::Tensor, DeclaredType::Tensor(DeclaredTensor { element: ElementType::Number(dtype), .. })) => {
+            Ok(tensor_of(builder, name, *dtype, options)?.into())
+        }
+        (Structure::Strings(table), DeclaredType::Tensor(DeclaredTensor { element: ElementType::String, .. })) => {
+            let places = tensor_of(builder, name, DType::I64, options)?;
+            Ok(Value::Strings(Strings { table: table.clone(), places }))
+        }
+        (given, _) => Err(ImportError::malformed(format!(
+            "input '{name}' is given as {}; the model declares something else",
+            given.kind()
+        ))),
+    }
+}
+
+/// A tensor of a structure: frozen, or an input of the shape that is given.
+fn tensor_of(builder: &mut Builder, name: &str, dtype: DType, options: &ImportOptions) -> Result<ValueId, ImportError> {
+    if let Some(tensor) = options.freeze.get(name) {
+        return Ok(builder.constant(tensor.clone()));
+    }
+    let dims = options.shapes.get(name).cloned();
+    let dims = dims.ok_or_else(|| ImportError::malformed(format!("input '{name}': its shape is not given")))?;
+    Ok(builder.add_input(name, Type { dtype, dims }))
+}
+
+/// Whether an initializer holds strings.
+fn is_strings(proto: &TensorProto) -> bool {
+    matches!(ElementType::from_onnx(proto.data_type), Ok(ElementType::String))
 }
 
 /// The Dim of one axis of an input as the file declares it.

@@ -153,7 +153,7 @@ impl NodeCx<'_, '_> {
             return Ok(content);
         }
         let ty = self.ty(value);
-        if ty.dtype.is_float() {
+        if !ty.dtype.is_int() {
             return Err(Fault::Invalid(format!("{what} is {}; integers were expected", ty.dtype)));
         }
         // Known elements beside unknown ones stay known.

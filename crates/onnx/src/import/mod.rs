@@ -9,6 +9,7 @@ mod error;
 mod inputs;
 mod known;
 mod live;
+mod value;
 
 use std::collections::BTreeMap;
 
@@ -18,13 +19,14 @@ use precast_tensor::{Dim, Tensor};
 
 use crate::operators;
 use crate::proto::{FunctionProto, NodeProto};
-use crate::reader::ModelFile;
+use crate::reader::{Budget, ModelFile, ReadError};
 
 pub use attributes::Attributes;
 pub use builder::Builder;
 pub use cx::NodeCx;
 pub use error::{Fault, ImportError, UnsupportedNode};
 pub use inputs::declared_dim;
+pub use value::{Strings, Structure, Value, element_name, tabulate};
 
 /// How one ONNX operator becomes nodes: a row of the operator table.
 pub struct Import {
@@ -52,6 +54,41 @@ impl Import {
     }
 }
 
+/// How an operator that takes or gives more than tensors of numbers is imported: a row of the table of structures.
+pub struct StructureImport {
+    /// Operator domain; "" is ai.onnx.
+    pub domain: &'static str,
+    /// Operator name.
+    pub name: &'static str,
+    /// First opset this row is valid for.
+    pub since: i64,
+    /// Tier of specs: 1 to 3.
+    pub tier: u8,
+    /// Which nodes of the operator it is for.
+    pub applies: Applies,
+    /// Adds the nodes and gives the values of the node's outputs, in order.
+    pub function: StructureFn,
+}
+
+/// Which nodes of an operator are imported as structures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Applies {
+    /// All of them.
+    Always,
+    /// Those of which an input is no tensor of numbers; the others have a row among the tensors.
+    ToStructures,
+}
+
+impl StructureImport {
+    /// A row of ai.onnx for all nodes of an operator.
+    pub const fn onnx(name: &'static str, since: i64, tier: u8, function: StructureFn) -> StructureImport {
+        StructureImport { domain: "", name, since, tier, applies: Applies::Always, function }
+    }
+}
+
+/// Adds the nodes of one ONNX node and gives what its outputs stand for, in order.
+pub type StructureFn = fn(&mut NodeCx<'_, '_>) -> Result<Vec<Value>, Fault>;
+
 /// Adds the nodes of one ONNX node and gives the values of its outputs, in order.
 pub type ImportFn = fn(&mut NodeCx<'_, '_>) -> Result<Vec<ValueId>, Fault>;
 
@@ -64,6 +101,9 @@ pub struct ImportOptions {
     pub shapes: BTreeMap<String, Vec<Dim>>,
     /// Inputs that are constants of this Graph, by input name.
     pub freeze: BTreeMap<String, Tensor>,
+    /// How inputs lie in tensors that are no tensors of numbers themselves, by input name. Their tensors have names of
+    /// their own in `shapes` and `freeze`, as `Structure::visit_tensors` gives them.
+    pub structures: BTreeMap<String, Structure>,
 }
 
 /// A model as a Graph, and what a person should know about how it became one.
@@ -71,6 +111,8 @@ pub struct ImportOptions {
 pub struct Imported {
     /// The model.
     pub graph: Graph,
+    /// How each output of the model lies in the outputs of the Graph.
+    pub outputs: Vec<(String, Structure)>,
     /// Remarks, such as initializers that are also inputs.
     pub notices: Vec<String>,
 }
@@ -84,8 +126,9 @@ pub fn import(file: &ModelFile, options: &ImportOptions) -> Result<Imported, Imp
         .iter()
         .map(|function| ((domain_of(&function.domain), function.name.as_str()), function))
         .collect();
-    let mut importer = Importer { file, functions, unsupported: Vec::new(), notices: Vec::new(), nodes_seen: 0 };
-    let mut builder = Builder::new(&graph.name);
+    let mut importer =
+        Importer { file, functions, unsupported: Vec::new(), notices: Vec::new(), nodes_seen: 0, nodes_unrolled: 0 };
+    let mut builder = Builder::new(&graph.name, file.limits().tensor_bytes);
     importer.add_initializers(&mut builder, graph, options)?;
     importer.add_inputs(&mut builder, graph, options)?;
     let opsets = opsets_of(model.opset_import.iter().map(|set| (set.domain.as_str(), set.version)));
@@ -93,17 +136,22 @@ pub fn import(file: &ModelFile, options: &ImportOptions) -> Result<Imported, Imp
     if !importer.unsupported.is_empty() {
         return Err(ImportError::Unsupported { nodes: importer.unsupported, total: importer.nodes_seen });
     }
+    let mut outputs = Vec::new();
     for output in &graph.output {
-        let value = builder.lookup(&output.name).ok_or_else(|| {
+        let value = builder.value(&output.name).cloned().ok_or_else(|| {
             ImportError::malformed(format!(
                 "output '{}' is not the output of any node, input or initializer",
                 output.name
             ))
         })?;
-        builder.graph.add_output(output.name.clone(), value);
+        if outputs.iter().any(|(name, _): &(String, Structure)| *name == output.name) {
+            return Err(ImportError::malformed(format!("output '{}' is declared twice", output.name)));
+        }
+        let structure = value::add_output(&mut builder.graph, &output.name, &value);
+        outputs.push((output.name.clone(), structure));
     }
     let graph = live::remove_dead(builder.graph).map_err(|error| ImportError::malformed(error.to_string()))?;
-    Ok(Imported { graph, notices: importer.notices })
+    Ok(Imported { graph, outputs, notices: importer.notices })
 }
 
 /// Versions of the operator sets in force, by domain.
@@ -128,6 +176,8 @@ pub(crate) struct Importer<'a> {
     pub unsupported: Vec<UnsupportedNode>,
     pub notices: Vec<String>,
     pub nodes_seen: usize,
+    /// Nodes that unrolled loops stand for, of loops inside loops too.
+    pub nodes_unrolled: usize,
 }
 
 impl<'a> Importer<'a> {
@@ -141,6 +191,7 @@ impl<'a> Importer<'a> {
     ) -> Result<(), ImportError> {
         for (position, node) in nodes.iter().enumerate() {
             self.nodes_seen += 1;
+            self.check_growth()?;
             let name = if node.name.is_empty() { format!("{}_{position}", node.op_type) } else { node.name.clone() };
             if uses_missing(builder, node) {
                 builder.mark_missing(&node.output);
@@ -166,6 +217,15 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
+    /// Functions and bodies that call each other can stand for many more nodes than a file has.
+    fn check_growth(&self) -> Result<(), ReadError> {
+        let (value, limit) = (self.nodes_seen as u64, self.file.limits().inlined_nodes);
+        if value <= limit {
+            return Ok(());
+        }
+        Err(ReadError::OverLimit { place: "the model".to_string(), budget: Budget::InlinedNodes, value, limit })
+    }
+
     fn import_node(
         &mut self,
         builder: &mut Builder,
@@ -173,31 +233,30 @@ impl<'a> Importer<'a> {
         name: &str,
         opsets: &Opsets,
         depth: usize,
-    ) -> Result<Vec<ValueId>, Fault> {
+    ) -> Result<Vec<Value>, Fault> {
         let domain = domain_of(&node.domain);
         let version = opsets.get(domain).copied();
-        let inputs = node
-            .input
-            .iter()
-            .map(|input| match input.as_str() {
-                input if input.is_empty() || builder.is_absent(input) => Ok(None),
-                input => builder
-                    .lookup(input)
-                    .map(Some)
-                    .ok_or_else(|| Fault::Invalid(format!("input '{input}' is not defined before this node"))),
-            })
-            .collect::<Result<Vec<_>, Fault>>()?;
-        if let Some(import) = version.and_then(|version| operators::find(domain, &node.op_type, version)) {
+        let values = values_of(builder, node)?;
+        let has_structures = values.iter().flatten().any(|value| value.tensor().is_none());
+        let structural = version.and_then(|version| operators::find_structure(domain, &node.op_type, version));
+        let structural = structural.filter(|row| has_structures || row.applies == Applies::Always);
+        let import = version.and_then(|version| operators::find(domain, &node.op_type, version));
+        if structural.is_some() || import.is_some() {
             let attributes = Attributes::new(&node.attribute)?;
             let opset = version.unwrap_or(0);
             let mut cx =
-                NodeCx::new(self, builder, node, inputs, attributes, opsets, opset, Provenance::new(name), depth);
-            let values = (import.function)(&mut cx)?;
+                NodeCx::new(self, builder, node, values, attributes, opsets, opset, Provenance::new(name), depth);
+            let values = match (structural, import) {
+                (Some(row), _) => (row.function)(&mut cx)?,
+                (None, Some(import)) if has_structures => operators::strings::move_strings(&mut cx, import)?,
+                (None, Some(import)) => (import.function)(&mut cx)?.into_iter().map(Value::Tensor).collect(),
+                (None, None) => Vec::new(),
+            };
             cx.finish()?;
             return Ok(values);
         }
         if let Some(&function) = self.functions.get(&(domain, node.op_type.as_str())) {
-            return self.inline_function(builder, function, node, inputs, depth);
+            return self.inline_function(builder, function, node, values, depth);
         }
         Err(Fault::Unsupported(operators::why_unknown(domain, &node.op_type, version)))
     }
@@ -208,9 +267,9 @@ impl<'a> Importer<'a> {
         builder: &mut Builder,
         function: &FunctionProto,
         node: &NodeProto,
-        inputs: Vec<Option<ValueId>>,
+        inputs: Vec<Option<Value>>,
         depth: usize,
-    ) -> Result<Vec<ValueId>, Fault> {
+    ) -> Result<Vec<Value>, Fault> {
         if depth >= DEPTH_MAX {
             return Err(Fault::Invalid(format!(
                 "function '{}' is nested more than {DEPTH_MAX} deep; recursive functions are not allowed",
@@ -229,16 +288,16 @@ impl<'a> Importer<'a> {
     pub(crate) fn import_scope(
         &mut self,
         builder: &mut Builder,
-        names: Vec<(String, Option<ValueId>)>,
+        names: Vec<(String, Option<Value>)>,
         nodes: &[NodeProto],
         outputs: &[&str],
         opsets: &Opsets,
         depth: usize,
-    ) -> Result<Vec<ValueId>, Fault> {
+    ) -> Result<Vec<Value>, Fault> {
         let unsupported = self.unsupported.len();
-        builder.enter_function(names.iter().map(|(name, value)| (name.as_str(), *value)));
+        builder.enter_function(names.iter().map(|(name, value)| (name.as_str(), value.clone())));
         let result = self.import_nodes(builder, nodes, opsets, depth + 1);
-        let values: Vec<_> = outputs.iter().map(|output| builder.lookup(output)).collect();
+        let values: Vec<_> = outputs.iter().map(|output| builder.value(output).cloned()).collect();
         builder.leave_function();
         result.map_err(|error| Fault::Nested(Box::new(error)))?;
         if self.unsupported.len() > unsupported {
@@ -249,6 +308,18 @@ impl<'a> Importer<'a> {
         });
         defined.collect()
     }
+}
+
+/// What the inputs of a node stand for; none where one is left out.
+fn values_of(builder: &Builder, node: &NodeProto) -> Result<Vec<Option<Value>>, Fault> {
+    let inputs = node.input.iter().map(|input| match input.as_str() {
+        input if input.is_empty() || builder.is_absent(input) => Ok(None),
+        input => builder
+            .value(input)
+            .map(|value| Some(value.clone()))
+            .ok_or_else(|| Fault::Invalid(format!("input '{input}' is not defined before this node"))),
+    });
+    inputs.collect()
 }
 
 /// Whether a node, or a body of it, reads an output of a node that could not be imported.
@@ -264,12 +335,12 @@ fn is_hopeless(builder: &Builder, values: &[ValueId]) -> bool {
 }
 
 /// Gives the values of a node's outputs their names.
-fn bind_outputs(builder: &mut Builder, node: &NodeProto, name: &str, values: Vec<ValueId>) -> Result<(), ImportError> {
+fn bind_outputs(builder: &mut Builder, node: &NodeProto, name: &str, values: Vec<Value>) -> Result<(), ImportError> {
     for (position, output) in node.output.iter().enumerate() {
         if output.is_empty() {
             continue;
         }
-        let Some(&value) = values.get(position) else {
+        let Some(value) = values.get(position).cloned() else {
             return Err(ImportError::malformed(format!(
                 "{} '{name}': output {position} ('{output}') does not exist; the operator has {} outputs",
                 node.op_type,

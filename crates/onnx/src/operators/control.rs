@@ -1,17 +1,28 @@
-//! If and Loop. What is decided while importing is written straight into the graph; the rest keeps its bodies.
+//! If, Loop and Scan. What is decided while importing is written straight into the graph; the rest keeps its bodies.
+
+mod scan;
 
 use precast_ir::op::{If, Loop};
 use precast_ir::{Graph, ValueId};
 use precast_tensor::{DType, Tensor, Type};
 
-use crate::import::{Fault, Import, NodeCx};
-use crate::proto::GraphProto;
+use crate::import::{Fault, Import, NodeCx, StructureImport, Value};
+use crate::proto::{GraphProto, NodeProto};
 
 /// Rows of this family.
-pub const IMPORTS: &[Import] = &[Import::onnx("If", 1, 1, import_if), Import::onnx("Loop", 1, 1, import_loop)];
+pub const IMPORTS: &[Import] = &[Import::onnx("Scan", 8, 2, scan::scan_8), Import::onnx("Scan", 9, 2, scan::scan_9)];
+
+/// Rows that may give more than tensors.
+pub const STRUCTURES: &[StructureImport] =
+    &[StructureImport::onnx("If", 1, 1, import_if), StructureImport::onnx("Loop", 1, 1, import_loop)];
+
+pub(super) use scan::{Scan, add_scan};
 
 /// What an Import gives.
 type Values = Result<Vec<ValueId>, Fault>;
+
+/// What an Import of structures gives.
+type Structures = Result<Vec<Value>, Fault>;
 
 /// Loops of this many rounds or fewer are unrolled, ...
 const UNROLLED_ROUNDS_MAX: i64 = 64;
@@ -25,8 +36,8 @@ fn body_attribute<'n>(cx: &NodeCx<'n, '_>, name: &str) -> Result<&'n GraphProto,
     cx.attributes().graph(name)?.ok_or_else(|| Fault::Invalid(format!("attribute '{name}' is missing")))
 }
 
-fn import_if(cx: &mut NodeCx<'_, '_>) -> Values {
-    let condition = cx.input(0)?;
+fn import_if(cx: &mut NodeCx<'_, '_>) -> Structures {
+    let condition = cx.tensor_input(0)?;
     let (then_proto, else_proto) = (body_attribute(cx, "then_branch")?, body_attribute(cx, "else_branch")?);
     if let Some(tensor) = cx.constant(condition) {
         let is_true = constant_bool(&tensor, "the condition")?;
@@ -35,6 +46,9 @@ fn import_if(cx: &mut NodeCx<'_, '_>) -> Values {
     let bodies = [then_proto, else_proto];
     let undecided =
         || Fault::NeedsValue { values: vec![condition], what: "the condition of two unlike branches".into() };
+    if cx.captures_structures(&bodies) {
+        return Err(undecided());
+    }
     let (then_body, else_body) = match (cx.body(then_proto, &bodies, &[]), cx.body(else_proto, &bodies, &[])) {
         (Ok(then_body), Ok(else_body)) => (then_body, else_body),
         // A branch that can never be taken with these shapes need not make sense.
@@ -50,7 +64,7 @@ fn import_if(cx: &mut NodeCx<'_, '_>) -> Values {
     }
     let mut inputs = vec![condition];
     inputs.extend(cx.captures(&bodies).into_iter().map(|(_, value)| value));
-    cx.add_node(If { then_body, else_body }, &inputs)
+    Ok(tensors(cx.add_node(If { then_body, else_body }, &inputs)?))
 }
 
 fn output_types(body: &Graph) -> Vec<&Type> {
@@ -64,9 +78,13 @@ fn constant_bool(tensor: &Tensor, what: &str) -> Result<bool, Fault> {
     }
 }
 
-fn import_loop(cx: &mut NodeCx<'_, '_>) -> Values {
+fn tensors(values: Vec<ValueId>) -> Vec<Value> {
+    values.into_iter().map(Value::Tensor).collect()
+}
+
+fn import_loop(cx: &mut NodeCx<'_, '_>) -> Structures {
     let proto = body_attribute(cx, "body")?;
-    let carried: Vec<ValueId> = (2..cx.input_count()).map(|position| cx.input(position)).collect::<Result<_, _>>()?;
+    let carried: Vec<Value> = (2..cx.input_count()).map(|position| cx.value(position)).collect::<Result<_, _>>()?;
     if proto.output.len() < 1 + carried.len() {
         let (found, expected) = (proto.output.len(), 1 + carried.len());
         return Err(Fault::Invalid(format!("the body has {found} outputs; {expected} or more were expected")));
@@ -79,14 +97,53 @@ fn import_loop(cx: &mut NodeCx<'_, '_>) -> Values {
         Some(condition) => cx.reshape(condition, Vec::new())?,
         None => cx.scalar(DType::Bool, 1.0)?,
     };
-    if let Some(values) = unroll(cx, proto, trips, condition, &carried)? {
-        return Ok(values);
+    let plain: Option<Vec<ValueId>> = carried.iter().map(Value::tensor).collect();
+    match plain.filter(|_| !cx.captures_structures(&[proto])) {
+        Some(carried) => Ok(tensors(add_loop(cx, proto, trips, condition, &carried)?)),
+        None => add_loop_of_structures(cx, proto, trips, condition, &carried),
     }
-    let body = loop_body(cx, proto, &carried)?;
+}
+
+/// The rounds of a loop one after the other where that is short, else the loop.
+fn add_loop(
+    cx: &mut NodeCx<'_, '_>,
+    proto: &GraphProto,
+    trips: ValueId,
+    condition: ValueId,
+    carried: &[ValueId],
+) -> Values {
+    if let Some(values) = unroll(cx, proto, trips, condition, &tensors(carried.to_vec()))? {
+        return values.iter().map(plain_tensor).collect();
+    }
+    let body = loop_body(cx, proto, carried)?;
     let mut inputs = vec![trips, condition];
-    inputs.extend(&carried);
+    inputs.extend(carried);
     inputs.extend(cx.captures(&[proto]).into_iter().map(|(_, value)| value));
     cx.add_node(Loop { body, carried: carried.len() }, &inputs)
+}
+
+/// A Graph carries tensors alone, so a loop over anything else must become its rounds.
+fn add_loop_of_structures(
+    cx: &mut NodeCx<'_, '_>,
+    proto: &GraphProto,
+    trips: ValueId,
+    condition: ValueId,
+    carried: &[Value],
+) -> Structures {
+    if let Some(values) = unroll(cx, proto, trips, condition, carried)? {
+        return Ok(values);
+    }
+    let unknown: Vec<ValueId> = [trips, condition].into_iter().filter(|&value| cx.constant(value).is_none()).collect();
+    if unknown.is_empty() {
+        let what =
+            format!("a loop over sequences must have {UNROLLED_ROUNDS_MAX} rounds or fewer that are all decided");
+        return Err(Fault::Unsupported(what));
+    }
+    Err(Fault::NeedsValue { values: unknown, what: "the number of rounds of a loop over sequences".to_string() })
+}
+
+fn plain_tensor(value: &Value) -> Result<ValueId, Fault> {
+    value.tensor().ok_or_else(|| Fault::Invalid(format!("the body gives {}; a tensor was expected", value.kind())))
 }
 
 /// The rounds of a short loop one after the other, if every round's condition is known.
@@ -95,13 +152,14 @@ fn unroll(
     proto: &GraphProto,
     trips: ValueId,
     condition: ValueId,
-    carried: &[ValueId],
-) -> Result<Option<Vec<ValueId>>, Fault> {
+    carried: &[Value],
+) -> Result<Option<Vec<Value>>, Fault> {
     let trips = cx.content(trips).and_then(|trips| trips.first()?.as_const());
-    let Some(trips) = trips.filter(|trips| (1..=UNROLLED_ROUNDS_MAX).contains(trips)) else {
+    let Some(trips) = trips.filter(|trips| (0..=UNROLLED_ROUNDS_MAX).contains(trips)) else {
         return Ok(None);
     };
-    if cx.constant(condition).is_none() || proto.node.len().saturating_mul(trips as usize) > UNROLLED_NODES_MAX {
+    let nodes = weight(proto).saturating_mul(trips as usize);
+    if cx.constant(condition).is_none() || nodes > UNROLLED_NODES_MAX || !cx.may_unroll(nodes) {
         return Ok(None);
     }
     let (mut condition, mut carried) = (condition, carried.to_vec());
@@ -114,13 +172,13 @@ fn unroll(
         if !constant_bool(&tensor, "the condition")? {
             break;
         }
-        let mut parameters = vec![cx.tensor(Tensor::scalar(round)), condition];
-        parameters.extend(&carried);
+        let mut parameters = tensors(vec![cx.int_scalar(round), condition]);
+        parameters.extend(carried.iter().cloned());
         let values = cx.inline(proto, &parameters)?;
-        condition = values[0];
+        condition = plain_tensor(&values[0])?;
         let (next, slices) = values[1..].split_at(carried.len());
-        for (scan, &slice) in scans.iter_mut().zip(slices) {
-            scan.push(cx.unsqueeze(slice, &[0])?);
+        for (scan, slice) in scans.iter_mut().zip(slices) {
+            scan.push(cx.unsqueeze(plain_tensor(slice)?, &[0])?);
         }
         carried = next.to_vec();
     }
@@ -128,9 +186,19 @@ fn unroll(
         return Ok(None);
     }
     for scan in scans {
-        carried.push(cx.concat(&scan, 0)?);
+        carried.push(cx.concat(&scan, 0)?.into());
     }
     Ok(Some(carried))
+}
+
+/// Nodes that one round may become, if loops inside of it are unrolled too.
+fn weight(body: &GraphProto) -> usize {
+    let inner = |node: &NodeProto| {
+        let rounds = if node.op_type == "Loop" || node.op_type == "Scan" { UNROLLED_ROUNDS_MAX as usize } else { 1 };
+        let bodies = node.attribute.iter().filter_map(|attribute| attribute.g.as_deref());
+        bodies.map(weight).fold(1, |sum: usize, body| sum.saturating_add(body.saturating_mul(rounds)))
+    };
+    body.node.iter().map(inner).fold(0, usize::saturating_add)
 }
 
 /// The body, with symbols for the dims of carried values that it changes.

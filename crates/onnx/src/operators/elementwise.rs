@@ -313,7 +313,7 @@ fn bit_cast(cx: &mut NodeCx<'_, '_>) -> Values {
 }
 
 /// Inference only: the mask has the element type of x before opset 10.
-fn dropout_7(cx: &mut NodeCx<'_, '_>) -> Values {
+pub(super) fn dropout_7(cx: &mut NodeCx<'_, '_>) -> Values {
     cx.float("ratio", 0.5)?;
     let x = cx.input(0)?;
     let mask = if cx.opset() < 10 { cx.dtype(x) } else { DType::Bool };

@@ -1,9 +1,10 @@
 //! Operators that look up, write and choose elements by index.
 
+mod unique;
+
 use precast_ir::ValueId;
 use precast_ir::op::{
-    ArgFn, ArgReduce, BinaryFn, CompareFn, GatherElements, GatherNd, Nms, NonZero, ScatterElements, ScatterFn,
-    ScatterNd, Topk,
+    BinaryFn, CompareFn, GatherElements, GatherNd, Nms, NonZero, ScatterElements, ScatterFn, ScatterNd, Topk,
 };
 use precast_tensor::{DType, Dim};
 
@@ -23,10 +24,9 @@ pub const IMPORTS: &[Import] = &[
     Import::onnx("NonZero", 9, 1, nonzero),
     Import::onnx("NonMaxSuppression", 10, 1, non_max_suppression),
     Import::onnx("OneHot", 9, 1, one_hot),
-    Import::onnx("Hardmax", 1, 2, hardmax_1),
-    Import::onnx("Hardmax", 13, 2, hardmax_13),
     Import::onnx("Compress", 9, 2, compress),
     Import::onnx("ReverseSequence", 10, 2, reverse_sequence),
+    Import::onnx("Unique", 11, 2, unique::unique),
 ];
 
 /// What an Import gives.
@@ -218,32 +218,6 @@ fn one_hot(cx: &mut NodeCx<'_, '_>) -> Values {
         cx.reshape(element, Vec::new())
     });
     Ok(vec![cx.select(is_hot, on?, off?)?])
-}
-
-/// The input counts as a matrix that is cut in two at `axis`.
-fn hardmax_1(cx: &mut NodeCx<'_, '_>) -> Values {
-    let x = cx.input(0)?;
-    let dims = cx.dims(x);
-    let axis = cx.int("axis", 1)?;
-    let axis = if axis == dims.len() as i64 { dims.len() } else { cx.axis(axis, dims.len())? };
-    let (rows, columns) = dims.split_at(axis);
-    let matrix = cx.reshape(x, vec![rows.iter().product(), columns.iter().product()])?;
-    let hardmax = hardmax(cx, matrix, 1)?;
-    Ok(vec![cx.reshape(hardmax, dims)?])
-}
-
-fn hardmax_13(cx: &mut NodeCx<'_, '_>) -> Values {
-    let x = cx.input(0)?;
-    let axis = cx.axis(cx.int("axis", -1)?, cx.rank(x))?;
-    Ok(vec![hardmax(cx, x, axis)?])
-}
-
-/// 1 at the first largest element along the axis, else 0.
-fn hardmax(cx: &mut NodeCx<'_, '_>, x: ValueId, axis: usize) -> Result<ValueId, Fault> {
-    let largest = cx.add(ArgReduce { func: ArgFn::Max, axis, keep_dims: true, last: false }, &[x])?;
-    let positions = cx.iota_along(DType::I64, cx.dims(x).swap_remove(axis), axis, cx.rank(x))?;
-    let is_largest = cx.compare(CompareFn::Eq, positions, largest)?;
-    cx.cast(is_largest, cx.dtype(x))
 }
 
 /// Slices of x along the axis where the condition holds; without an axis, elements of x.

@@ -60,7 +60,7 @@ pub(super) fn matmul_of_vectors(
 }
 
 /// alpha * A * B + beta * C.
-fn gemm(cx: &mut NodeCx<'_, '_>) -> Outputs {
+pub(super) fn gemm(cx: &mut NodeCx<'_, '_>) -> Outputs {
     Ok(vec![add_gemm(cx)?])
 }
 

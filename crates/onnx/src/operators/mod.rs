@@ -1,7 +1,7 @@
 //! The operator table: one file an operator family, each with its `IMPORTS` slice. To add an operator, add its function
 //! and its row to the family's file.
 
-use crate::import::Import;
+use crate::import::{Import, StructureImport};
 
 mod activation;
 mod attention;
@@ -10,7 +10,10 @@ mod conv;
 mod elementwise;
 mod index;
 mod layout;
+mod legacy;
+mod loss;
 mod matmul;
+mod ngram;
 mod norm;
 mod quantize;
 mod random;
@@ -20,6 +23,9 @@ mod shape;
 mod signal;
 mod slice;
 mod sliding;
+mod stateful;
+pub(crate) mod strings;
+mod structure;
 mod window;
 
 /// Every row, family by family.
@@ -30,7 +36,10 @@ pub const FAMILIES: &[(&str, &[Import])] = &[
     ("elementwise", elementwise::IMPORTS),
     ("index", index::IMPORTS),
     ("layout", layout::IMPORTS),
+    ("legacy", legacy::IMPORTS),
+    ("loss", loss::IMPORTS),
     ("matmul", matmul::IMPORTS),
+    ("ngram", ngram::IMPORTS),
     ("norm", norm::IMPORTS),
     ("quantize", quantize::IMPORTS),
     ("random", random::IMPORTS),
@@ -38,8 +47,19 @@ pub const FAMILIES: &[(&str, &[Import])] = &[
     ("sequence", sequence::IMPORTS),
     ("shape", shape::IMPORTS),
     ("signal", signal::IMPORTS),
+    ("stateful", stateful::IMPORTS),
     ("window", window::IMPORTS),
 ];
+
+/// Every row of operators that take or give more than tensors of numbers, family by family.
+pub const STRUCTURES: &[(&str, &[StructureImport])] =
+    &[("control", control::STRUCTURES), ("strings", strings::STRUCTURES), ("structure", structure::STRUCTURES)];
+
+/// The row of an operator on structures that is in force at an opset.
+pub fn find_structure(domain: &str, name: &str, opset: i64) -> Option<&'static StructureImport> {
+    let rows = STRUCTURES.iter().flat_map(|(_, rows)| rows.iter());
+    rows.filter(|row| row.name == name && row.domain == domain && row.since <= opset).max_by_key(|row| row.since)
+}
 
 /// The row of an operator that is in force at an opset.
 pub fn find(domain: &str, name: &str, opset: i64) -> Option<&'static Import> {
@@ -57,10 +77,13 @@ pub(crate) fn why_unknown(domain: &str, name: &str, opset: Option<i64>) -> Strin
     let Some(opset) = opset else {
         return "the model does not import its domain".to_string();
     };
-    if !rows().any(|row| row.domain == domain) {
+    let structures = STRUCTURES.iter().flat_map(|(_, rows)| rows.iter());
+    let all = rows().map(|row| (row.domain, row.name, row.since));
+    let all: Vec<_> = all.chain(structures.map(|row| (row.domain, row.name, row.since))).collect();
+    if !all.iter().any(|row| row.0 == domain) {
         return "unknown domain".to_string();
     }
-    match rows().filter(|row| row.domain == domain && row.name == name).map(|row| row.since).min() {
+    match all.iter().filter(|row| row.0 == domain && row.1 == name).map(|row| row.2).min() {
         Some(since) => format!("opset {opset} is too old; it is covered from {since} on: convert the model"),
         None => "not covered".to_string(),
     }

@@ -44,7 +44,7 @@ type Outputs = Result<Vec<ValueId>, Fault>;
 const EPSILON: f64 = 1e-5f32 as f64;
 
 /// x * a + b with a = scale / sqrt(var + epsilon) and b = bias - mean * a, which fold where they are constant.
-fn batch_normalization(cx: &mut NodeCx<'_, '_>) -> Outputs {
+pub(super) fn batch_normalization(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let (x, scale, bias, mean, variance) = (cx.input(0)?, cx.input(1)?, cx.input(2)?, cx.input(3)?, cx.input(4)?);
     let epsilon = cx.float("epsilon", EPSILON)?;
     // Momentum only matters while training.

@@ -11,7 +11,6 @@ use crate::import::{Fault, Import, NodeCx};
 pub const IMPORTS: &[Import] = &[
     Import::onnx("Shape", 1, 1, shape),
     Import::onnx("Size", 1, 1, size),
-    Import::onnx("Constant", 1, 1, constant),
     Import::onnx("ConstantOfShape", 9, 1, constant_of_shape),
     Import::onnx("Range", 11, 1, range),
     Import::onnx("Reshape", 5, 1, reshape),
@@ -44,8 +43,8 @@ fn size(cx: &mut NodeCx<'_, '_>) -> Values {
     Ok(vec![cx.dim_value(count)?])
 }
 
-/// Exactly one of the `value` attributes.
-fn constant(cx: &mut NodeCx<'_, '_>) -> Values {
+/// Exactly one of the `value` attributes that hold numbers.
+pub(super) fn constant(cx: &mut NodeCx<'_, '_>) -> Values {
     let mut tensors: Vec<Tensor> = Vec::new();
     let attributes = cx.attributes();
     let fault = |error: precast_tensor::TensorError| Fault::Invalid(error.to_string());
@@ -67,9 +66,6 @@ fn constant(cx: &mut NodeCx<'_, '_>) -> Values {
     if let Some(floats) = attributes.floats("value_floats")? {
         let floats: Vec<f32> = floats.iter().map(|&float| float as f32).collect();
         tensors.push(Tensor::from_vec([floats.len()], floats).map_err(fault)?);
-    }
-    if attributes.has("value_string") || attributes.has("value_strings") {
-        return Err(Fault::Unsupported("strings are not covered".to_string()));
     }
     match tensors.len() {
         1 => Ok(tensors.into_iter().map(|tensor| cx.tensor(tensor)).collect()),

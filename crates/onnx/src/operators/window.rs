@@ -1,5 +1,6 @@
 //! Pooling, and sampling of images at given places. Resizing and what undoes pooling have files of their own.
 
+mod deform;
 mod resize;
 mod unpool;
 
@@ -15,6 +16,7 @@ pub(super) const IMPORTS: &[Import] = &[
     Import { domain: "", name: "AffineGrid", since: 20, tier: 2, function: unpool::affine_grid },
     Import { domain: "", name: "AveragePool", since: 7, tier: 1, function: average_pool },
     Import { domain: "", name: "Col2Im", since: 18, tier: 2, function: unpool::col2im },
+    Import { domain: "", name: "DeformConv", since: 19, tier: 2, function: deform::deform_conv },
     Import { domain: "", name: "GlobalAveragePool", since: 1, tier: 1, function: global_average_pool },
     Import { domain: "", name: "GlobalLpPool", since: 2, tier: 2, function: global_lp_pool },
     Import { domain: "", name: "GlobalMaxPool", since: 1, tier: 1, function: global_max_pool },
@@ -47,7 +49,7 @@ fn max_pool(cx: &mut NodeCx<'_, '_>) -> Outputs {
     Ok(vec![y, indices])
 }
 
-fn average_pool(cx: &mut NodeCx<'_, '_>) -> Outputs {
+pub(super) fn average_pool(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let x = cx.input(0)?;
     let count_pad = cx.flag("count_include_pad", false)?;
     let (sliding, output) = read_pool(cx, x)?;

@@ -11,6 +11,7 @@ use super::file::decode;
 use super::limits::Limits;
 use super::schema::Kind;
 use super::sparse::read_sparse_tensor;
+use super::strings::{StringTensor, read_strings};
 use super::tensor_data::read_tensor;
 use crate::proto::{OptionalProto, SequenceProto, SparseTensorProto, TensorProto, TypeProto};
 
@@ -37,6 +38,11 @@ pub fn decode_type(bytes: &Bytes, limits: &Limits) -> Result<TypeProto, ReadErro
 /// The tensor of a message that belongs to no model.
 pub fn tensor_without_model(proto: &TensorProto, limits: &Limits) -> Result<Tensor, ReadError> {
     read_tensor(proto, limits, &ExternalFiles::new(None))
+}
+
+/// The strings of a message that belongs to no model.
+pub fn strings_without_model(proto: &TensorProto, limits: &Limits) -> Result<StringTensor, ReadError> {
+    read_strings(proto, limits)
 }
 
 /// The dense form of a sparse tensor that belongs to no model.

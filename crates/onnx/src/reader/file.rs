@@ -18,6 +18,7 @@ use super::limits::{Budget, Limits};
 use super::scan::scan;
 use super::schema::Kind;
 use super::sparse::read_sparse_tensor;
+use super::strings::{StringTensor, read_strings};
 use super::tensor_data::read_tensor;
 use crate::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, SparseTensorProto, TensorProto};
 
@@ -124,6 +125,11 @@ impl ModelFile {
     pub fn tensor(&self, proto: &TensorProto) -> Result<Tensor, ReadError> {
         let tensor = read_tensor(proto, &self.limits, &self.files)?;
         Ok(tensor.in_pages(&self.files.pages_of(tensor.as_bytes()).unwrap_or_else(|| self.pages.clone())))
+    }
+
+    /// The strings that `proto`, an initializer or attribute of this model, holds.
+    pub fn strings(&self, proto: &TensorProto) -> Result<StringTensor, ReadError> {
+        read_strings(proto, &self.limits)
     }
 
     /// A sparse initializer or attribute of this model as a dense tensor.

@@ -3,7 +3,7 @@
 use precast_onnx::proto::{AttributeProto, FunctionProto, OperatorSetIdProto};
 use precast_tensor::{DType, Tensor};
 
-use crate::model::{Model, body, bools, float, floats, int, int_tensor, node, ops, output_type};
+use crate::model::{Model, body, bools, float, floats, int, int_tensor, ints, node, ops, output_type};
 
 fn branches(then_op: &str, else_op: &str) -> [AttributeProto; 2] {
     let branch = |op: &str| Model::default().node(op, "x", "r", &[]).body("r");
@@ -155,4 +155,49 @@ fn functions_are_written_out_with_their_own_opset_and_absent_inputs() {
     assert_eq!(bounded.eval("y", std::slice::from_ref(&x)), [floats(&[2], &[-2.0, 1.0])]);
     let open = model.node("local:Bounded", "x", "y", &[float("slope", 0.5)]);
     assert_eq!(open.eval("y", &[x]), [floats(&[2], &[-2.0, 4.0])]);
+}
+
+/// A running sum over slices of x, also as scan output.
+fn running_sum() -> AttributeProto {
+    let sum = Model::default().input("s", DType::F32, &["2"]).input("x", DType::F32, &["2"]);
+    body("body", sum.node("Add", "s x", "t", &[]).node("Identity", "t", "u", &[]).body("t u"))
+}
+
+#[test]
+fn a_scan_may_go_backwards_along_any_axis() {
+    let model = Model::new(11).input("s", DType::F32, &["2"]).input("x", DType::F32, &["2", "3"]);
+    let attributes = [
+        running_sum(),
+        int("num_scan_inputs", 1),
+        ints("scan_input_axes", &[1]),
+        ints("scan_input_directions", &[1]),
+        ints("scan_output_axes", &[-1]),
+        ints("scan_output_directions", &[1]),
+    ];
+    let model = model.node("Scan", "s x", "y z", &attributes);
+    let x = floats(&[2, 3], &[1.0, 2.0, 3.0, 10.0, 20.0, 30.0]);
+    assert_eq!(
+        model.eval("y z", &[floats(&[2], &[0.0, 100.0]), x]),
+        [floats(&[2], &[6.0, 160.0]), floats(&[2, 3], &[6.0, 5.0, 3.0, 160.0, 150.0, 130.0])]
+    );
+}
+
+#[test]
+fn a_scan_of_opset_8_has_a_batch() {
+    let model = Model::new(8).input("s", DType::F32, &["2", "2"]).input("x", DType::F32, &["2", "2", "2"]);
+    let model = model.node("Scan", "_ s x", "y z", &[running_sum(), int("num_scan_inputs", 1)]);
+    let x = floats(&[2, 2, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+    assert_eq!(
+        model.eval("y z", &[floats(&[2, 2], &[0.0; 4]), x]),
+        [floats(&[2, 2], &[4.0, 6.0, 12.0, 14.0]), floats(&[2, 2, 2], &[1.0, 2.0, 4.0, 6.0, 5.0, 6.0, 12.0, 14.0]),]
+    );
+}
+
+#[test]
+fn a_scan_over_a_size_that_only_the_run_knows_keeps_its_loop() {
+    let model = Model::new(11).input("s", DType::F32, &["2"]).input("x", DType::F32, &["t", "2"]);
+    let model = model.node("Scan", "s x", "y z", &[running_sum(), int("num_scan_inputs", 1)]);
+    let graph = model.graph("y z");
+    assert!(ops(&graph).contains(&"loop"));
+    assert_eq!(graph.ty(graph.outputs()[1].value).to_string(), "f32[t,2]");
 }

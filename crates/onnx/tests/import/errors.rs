@@ -31,7 +31,7 @@ fn unsupported_nodes_inside_a_body_are_listed_by_themselves() {
 #[test]
 fn an_operator_of_an_older_opset_says_which_one_is_covered() {
     let model = Model::new(5).input("x", DType::F32, &["n"]).node("Add", "x x", "y", &[]);
-    assert!(model.refusal("y").contains("opset 5 is too old; it is covered from 7 on: convert the model"));
+    assert!(model.refusal("y").contains("opset 5 is too old; it is covered from 6 on: convert the model"));
 }
 
 #[test]
@@ -65,4 +65,17 @@ fn faults_name_node_and_expectation() {
     for (model, expected) in cases {
         assert_eq!(model.refusal("y"), expected);
     }
+}
+
+#[test]
+fn an_output_is_declared_once() {
+    let model = Model::new(13).input("x", DType::F32, &["1"]).node("Abs", "x", "y", &[]);
+    assert_eq!(model.refusal("y y"), "output 'y' is declared twice");
+}
+
+#[test]
+fn truth_values_are_no_sizes() {
+    let model = Model::new(13).input("x", DType::F32, &["2"]).input("n", DType::Bool, &["1"]);
+    let refusal = model.node("Expand", "x n", "y", &[]).refusal("y");
+    assert!(refusal.contains("is bool; integers were expected"), "{refusal}");
 }

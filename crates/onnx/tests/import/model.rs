@@ -6,7 +6,8 @@ use precast_ir::eval::eval_graph;
 use precast_onnx::import::{ImportError, ImportOptions, Imported, import};
 use precast_onnx::proto::{
     AttributeProto, AttributeType, DimensionProto, DimensionValue, FunctionProto, GraphProto, ModelProto, NodeProto,
-    OperatorSetIdProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, TypeValue, ValueInfoProto,
+    OperatorSetIdProto, SequenceTypeProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, TypeValue,
+    ValueInfoProto,
 };
 use precast_onnx::{Limits, ModelFile};
 use precast_tensor::{DType, Tensor};
@@ -30,6 +31,25 @@ impl Model {
     /// Adds an input; dims are written "4", "n" or "?".
     pub fn input(mut self, name: &str, dtype: DType, dims: &[&str]) -> Model {
         self.graph.input.push(declared(name, dtype, dims));
+        self
+    }
+
+    /// Adds an input that is a sequence of tensors.
+    pub fn sequence_input(&mut self, name: &str, dtype: DType) {
+        let mut input = declared(name, dtype, &[]);
+        let elem_type = input.r#type.take().map(Box::new);
+        let value = Some(TypeValue::SequenceType(SequenceTypeProto { elem_type }));
+        input.r#type = Some(TypeProto { value, ..TypeProto::default() });
+        self.graph.input.push(input);
+    }
+
+    /// Adds an input that is a vector of strings.
+    pub fn string_input(mut self, name: &str) -> Model {
+        let mut input = declared(name, DType::F32, &["?"]);
+        if let Some(TypeValue::TensorType(tensor)) = input.r#type.as_mut().and_then(|ty| ty.value.as_mut()) {
+            tensor.elem_type = 8;
+        }
+        self.graph.input.push(input);
         self
     }
 

@@ -196,3 +196,20 @@ fn shape_takes_a_range_of_axes_from_15_on() {
     let shape = model.node("Shape", "x", "y", &[int("start", -2), int("end", 100)]);
     assert_eq!(shape.eval("y", &[floats(&[2, 3, 4], &[0.0; 24])]), [int_tensor(&[2], &[3, 4])]);
 }
+
+#[test]
+fn before_opset_7_the_second_operand_may_begin_at_an_axis() {
+    let model = Model::new(6).input("x", DType::F32, &["2", "3", "2"]).constant("b", floats(&[3], &[0.0, 10.0, 20.0]));
+    let x = floats(&[2, 3, 2], &[1.0; 12]);
+    let expected: Vec<f32> = (0..12).map(|i| 1.0 + (i / 2 % 3) as f32 * 10.0).collect();
+    let model = model.node("Add", "x b", "y", &[int("broadcast", 1), int("axis", 1)]);
+    assert_eq!(model.eval("y", &[x]), [floats(&[2, 3, 2], &expected)]);
+}
+
+#[test]
+fn before_opset_7_a_slope_belongs_to_a_channel() {
+    let model = Model::new(6).input("x", DType::F32, &["1", "2", "2"]).constant("s", floats(&[2], &[2.0, 3.0]));
+    let x = floats(&[1, 2, 2], &[-1.0, 1.0, -1.0, 1.0]);
+    let expected = floats(&[1, 2, 2], &[-2.0, 1.0, -3.0, 1.0]);
+    assert_eq!(model.node("PRelu", "x s", "y", &[]).eval("y", &[x]), [expected]);
+}

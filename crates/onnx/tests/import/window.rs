@@ -1,6 +1,6 @@
 //! Pooling and resizing. Expected numbers are those of onnxruntime.
 
-use precast_tensor::DType;
+use precast_tensor::{DType, Tensor};
 
 use crate::compare::{assert_close, ramp};
 use crate::model::{Model, floats, int, int_tensor, ints, ops, output_type, text};
@@ -107,5 +107,32 @@ fn an_affine_grid_is_a_product_of_positions() {
             &[1, 2, 3, 2],
             &[-0.375, 0.916667, -1.375, 1.25, -2.375, 1.58333, -0.125, -0.0833334, -1.125, 0.25, -2.125, 0.583333],
         )],
+    );
+}
+
+#[test]
+fn a_deformed_convolution_without_offsets_is_a_convolution() {
+    let attributes =
+        [ints("pads", &[1, 0, 1, 1]), ints("strides", &[2, 1]), ints("dilations", &[1, 2]), int("group", 2)];
+    let model = |op: &str, inputs: &str, more: &[precast_onnx::proto::AttributeProto]| {
+        let model = Model::new(19).input("x", DType::F32, &["2", "4", "5", "6"]);
+        let model = model.constant("w", ramp(&[6, 2, 3, 2], 5)).constant("b", ramp(&[6], 3));
+        let model = model.constant("o", Tensor::zeros(DType::F32, [2, 24, 3, 5]).unwrap());
+        model.node(op, inputs, "y", &[&attributes, more].concat()).eval("y", &[ramp(&[2, 4, 5, 6], 7)])
+    };
+    assert_close(&model("DeformConv", "x w o b", &[int("offset_group", 2)]), &model("Conv", "x w b", &[]));
+}
+
+#[test]
+fn offsets_move_the_taps_and_the_mask_weighs_them() {
+    let model =
+        Model::new(19).input("x", DType::F32, &["1", "1", "2", "3"]).constant("w", floats(&[1, 1, 1, 1], &[2.0]));
+    let model =
+        model.constant("o", floats(&[1, 2, 2, 3], &[0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.5]));
+    let model = model.constant("m", floats(&[1, 1, 2, 3], &[1.0, 1.0, 1.0, 0.5, 1.0, 1.0]));
+    let x = floats(&[1, 1, 2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    assert_close(
+        &model.node("DeformConv", "x w o _ m", "y", &[]).eval("y", &[x]),
+        &[floats(&[1, 1, 2, 3], &[3.0, 6.0, 12.0, 4.0, 10.0, 6.0])],
     );
 }

@@ -1,0 +1,34 @@
+//! H4: onnx CVE-2026-34445: keys of external data used as names of fields, and a length that is allocated.
+
+use crate::model::{external, of_initializer};
+use crate::{Bench, REFUSED};
+
+#[test]
+fn unknown_and_repeated_keys_and_numbers_that_are_none_are_refused() {
+    let bench = Bench::new();
+    let entries: [&[(&str, &str)]; 12] = [
+        &[("location", "data"), ("__class__", "x")],
+        &[("location", "data"), ("basepath", "/")],
+        &[("location", "data"), ("Location", "data")],
+        &[("location", "data"), ("location", "sub/data")],
+        &[("location", "data"), ("length", "100"), ("length", "100")],
+        &[("location", "data"), ("offset", "-1")],
+        &[("location", "data"), ("offset", "0x10")],
+        &[("location", "data"), ("length", "1e2")],
+        &[("location", "data"), ("length", " 100")],
+        &[("location", "data"), ("length", "")],
+        &[("offset", "0")],
+        &[("", "")],
+    ];
+    for entries in entries {
+        bench.refusal(&of_initializer(external(entries)), REFUSED);
+    }
+}
+
+#[test]
+fn a_length_that_no_file_has_is_refused_before_memory_is_asked_for() {
+    let bench = Bench::new();
+    for length in ["9223372036854775808", "9223372036854775807", "18446744073709551615", "99999999999999999999"] {
+        bench.refusal(&of_initializer(external(&[("location", "data"), ("length", length)])), REFUSED);
+    }
+}
