@@ -1,0 +1,7 @@
+//! Text generation: from a model folder to a stream of tokens. The configuration of a folder, its tokenizer and chat
+//! template, the rules by which tokens are chosen, and the planner and caches that drive a decoder's Programs. Knows no
+//! target, no ONNX and no HTTP.
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod suggestion;
