@@ -3,5 +3,8 @@
 //! target, no ONNX and no HTTP.
 #![forbid(unsafe_code)]
 
+pub mod chat_template;
 pub mod config;
 pub mod suggestion;
+pub mod text_stream;
+pub mod tokenizer;
