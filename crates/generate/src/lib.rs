@@ -5,6 +5,7 @@
 
 pub mod chat_template;
 pub mod config;
+pub mod search;
 pub mod suggestion;
 pub mod text_stream;
 pub mod tokenizer;
