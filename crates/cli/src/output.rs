@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 
-use precast::device_name::resolve_device;
+use precast::device_name::resolve_device_with_notice;
 use precast::{DType, Dim, Program, is_by_reference};
 use serde_json::{Value, json};
 
@@ -80,9 +80,8 @@ impl Console {
 
     /// Refuses devices that are not there and says how an alias was read.
     pub fn announce_device(&self, asked: &str) -> Result<(), Failure> {
-        let name = resolve_device(asked)?.to_string();
-        if name != asked {
-            self.notice(&format!("'{asked}' is read as '{name}'"));
+        if let Some(notice) = resolve_device_with_notice(asked)?.notice {
+            self.notice(&notice);
         }
         Ok(())
     }

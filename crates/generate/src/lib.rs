@@ -5,6 +5,9 @@
 
 pub mod chat_template;
 pub mod config;
+pub mod kv_cache;
+pub mod ladder;
+pub mod plan;
 pub mod search;
 pub mod suggestion;
 pub mod text_stream;
