@@ -169,6 +169,28 @@ impl KvCache {
         self.written[to] = self.written[from];
     }
 
+    /// Gives successive slots, from `first` on, what the slots of these positions among them hold.
+    pub fn reorder(&mut self, first: usize, parents: &[usize]) {
+        for layer in 0..self.layers.len() {
+            for half in [Half::Keys, Half::Values] {
+                let bytes = self.slot_bytes(layer, half);
+                let count = parents.iter().copied().max().map_or(0, |last| last + 1).max(parents.len());
+                let old = self.read(layer, half, first, count).to_vec();
+                let target = &mut self.words_mut(layer, half).bytes_mut()[first * bytes..];
+                for (position, &parent) in parents.iter().enumerate().filter(|(position, parent)| position != *parent) {
+                    target[position * bytes..][..bytes].copy_from_slice(&old[parent * bytes..][..bytes]);
+                }
+            }
+        }
+        let written: Vec<usize> = parents.iter().map(|parent| self.written[first + parent]).collect();
+        self.written[first..first + written.len()].copy_from_slice(&written);
+    }
+
+    /// Bytes of a layer's keys or values for so many new tokens of a row.
+    pub fn step_bytes(&self, layer: usize, half: Half, length: usize) -> usize {
+        self.layers[layer].layout.heads * length * self.row_bytes(layer, half)
+    }
+
     /// The same tokens in a cache of other sizes, neither smaller. No layer that has wrapped changes its size.
     pub fn grown(&self, slots: usize, capacity: usize) -> KvCache {
         let layouts: Vec<LayerLayout> = self.layers.iter().map(|layer| layer.layout).collect();

@@ -4,11 +4,24 @@
 #![forbid(unsafe_code)]
 
 pub mod chat_template;
+pub mod completion;
 pub mod config;
+pub mod decoder_state;
+pub mod generator;
 pub mod kv_cache;
 pub mod ladder;
 pub mod plan;
+pub mod roles;
 pub mod search;
 pub mod suggestion;
+pub mod text_model;
 pub mod text_stream;
 pub mod tokenizer;
+
+pub use completion::{Completion, Completions, generate};
+pub use config::{Folder, GenerationConfig};
+pub use decoder_state::{StepObserver, StepStats};
+pub use generator::{GenerateError, Generator, StepToken};
+pub use search::{FinishReason, GeneratorParams};
+pub use text_model::TextModel;
+pub use tokenizer::Tokenizer;

@@ -91,7 +91,7 @@ impl ModelSource {
         let digest = self.model.content_digest()?;
         let frozen: Vec<(&String, Digest)> =
             self.import.freeze.iter().map(|(name, tensor)| (name, tensor.digest())).collect();
-        let ImportOptions { dims, shapes, freeze: _ } = &self.import;
+        let ImportOptions { dims, shapes, freeze: _, cache_lengths: _ } = &self.import;
         let text = format!("{BUILD} {digest} {dims:?} {shapes:?} {frozen:?} {:?}", self.passes);
         Some(Digest::of_bytes(text.as_bytes()))
     }

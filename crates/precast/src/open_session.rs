@@ -213,7 +213,7 @@ impl ModelSession {
         for dim in shapes.values_mut().flatten() {
             *dim = dim.substitute(&|symbol| dims.get(symbol.as_str()).cloned());
         }
-        let import = ImportOptions { dims, shapes, freeze: freeze.collect() };
+        let import = ImportOptions { dims, shapes, freeze: freeze.collect(), ..ImportOptions::default() };
         let source =
             Arc::new(ModelSource::new(&self.model, import, options.runner.passes.clone(), self.tuning.clone()));
         let interface = source.interface(&*self.device.target, &self.cache)?;

@@ -40,6 +40,8 @@ pub struct Builder {
     run_time: BTreeSet<ValueId>,
     /// Number of the last fresh symbol; one count for a graph and all bodies in it.
     fresh: Rc<Cell<u32>>,
+    /// How many tokens of each row are cached, where the past is a cache with room left.
+    pub cache_lengths: Option<ValueId>,
 }
 
 impl Builder {
@@ -52,6 +54,7 @@ impl Builder {
             free: BTreeSet::new(),
             run_time: BTreeSet::new(),
             fresh: Rc::new(Cell::new(0)),
+            cache_lengths: None,
         }
     }
 

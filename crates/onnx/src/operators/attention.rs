@@ -1,6 +1,7 @@
 //! Attention of ai.onnx, composed of matrix products, a bias and softmax; a Pass may make one kernel of them. The parts
 //! that com.microsoft's operators share are here too; those operators and the rotary embedding have files of their own.
 
+mod cached;
 mod microsoft;
 mod rotary;
 
