@@ -6,6 +6,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use precast::device_name::{DeviceName, resolve_device};
 use precast::{Isa, TuneMode, TuneOptions};
 
+use crate::bench::BenchArgs;
+use crate::chat::ChatArgs;
+use crate::generate::GenerateArgs;
 use crate::numerics::NumericsArgs;
 
 /// Threads a run may have; more is a slip of the finger.
@@ -41,9 +44,9 @@ pub struct Shared {
     /// Colour on stderr
     #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
     pub color: Color,
-    /// Where the model runs
-    #[arg(long, global = true, default_value = "cpu", value_name = "NAME")]
-    pub device: String,
+    /// Where the model runs [default: what a model folder says, else cpu]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub device: Option<String>,
     /// Refuse nodes that the device has no kernel for, instead of running them on the host
     #[arg(long, global = true)]
     pub strict: bool,
@@ -64,7 +67,7 @@ pub struct Shared {
 impl Shared {
     /// The device that the flags name; whether there is such a name was checked when the command began.
     pub fn device(&self) -> DeviceName {
-        resolve_device(&self.device).unwrap_or_default()
+        self.device.as_deref().and_then(|name| resolve_device(name).ok()).unwrap_or_default()
     }
 }
 
@@ -96,6 +99,12 @@ pub enum Verb {
     Perf(PerfArgs),
     /// Write a time line of every step, for Perfetto
     Trace(TraceArgs),
+    /// Generate text with the model of a folder
+    Generate(Box<GenerateArgs>),
+    /// Chat with the model of a folder
+    Chat(Box<ChatArgs>),
+    /// Measure how fast the model of a folder reads and generates tokens
+    Bench(BenchArgs),
     /// Look after a folder of compiled Programs
     Cache(CacheArgs),
 }
@@ -111,6 +120,9 @@ impl Verb {
             Verb::Verify(_) => "verify",
             Verb::Perf(_) => "perf",
             Verb::Trace(_) => "trace",
+            Verb::Generate(_) => "generate",
+            Verb::Chat(_) => "chat",
+            Verb::Bench(_) => "bench",
             Verb::Cache(_) => "cache",
         }
     }

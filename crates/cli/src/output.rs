@@ -66,6 +66,13 @@ impl Console {
         }
     }
 
+    /// Something the user asked for beside the result.
+    pub fn tell(&self, text: &str) {
+        if !self.is_quiet {
+            print_notice(&format!("{text}\n"));
+        }
+    }
+
     /// Something a curious user wants to know.
     pub fn detail(&self, text: &str) {
         if self.is_verbose {

@@ -1,6 +1,6 @@
 //! Whole answers to prompts: greedy, drawn, several draws of one prompt, or by beams.
 
-use crate::decoder_state::{DecoderState, StepStats};
+use crate::decoder_state::{DecoderState, StepObserver, StepStats};
 use crate::generator::{GenerateError, Generator, StepToken, check_length, check_tokens};
 use crate::search::{BeamSearch, FinishReason, GeneratorParams, History, Hypothesis, apply_rules};
 use crate::text_model::TextModel;
@@ -32,21 +32,25 @@ pub struct Completions {
     pub seed: Option<u64>,
 }
 
-/// Answers prompts; tells of each token as it comes, except for beams.
+/// Answers prompts; tells of each token as it comes, except for beams, and of each step that ran.
 pub fn generate(
     model: &TextModel,
     tokenizer: Option<&Tokenizer>,
     params: &GeneratorParams,
     prompts: &[&[u32]],
     on_token: &mut dyn FnMut(&StepToken),
+    observer: Option<StepObserver>,
 ) -> Result<Completions, GenerateError> {
     if params.search.num_beams > 1 {
-        return generate_by_beams(model, tokenizer, params, prompts);
+        return generate_by_beams(model, tokenizer, params, prompts, observer);
     }
     let mut generator = match tokenizer {
         Some(tokenizer) => Generator::with_tokenizer(model, params.clone(), tokenizer)?,
         None => Generator::new(model, params.clone())?,
     };
+    if let Some(observer) = observer {
+        generator.observe(observer);
+    }
     generator.append(prompts)?;
     let mut of_prompt: Vec<usize> = (0..prompts.len()).collect();
     for prompt in 0..prompts.len() {
@@ -80,6 +84,7 @@ fn generate_by_beams(
     tokenizer: Option<&Tokenizer>,
     params: &GeneratorParams,
     prompts: &[&[u32]],
+    observer: Option<StepObserver>,
 ) -> Result<Completions, GenerateError> {
     params.check(model.vocabulary())?;
     let search = &params.search;
@@ -91,7 +96,7 @@ fn generate_by_beams(
         }
     }
     let eos: &[u32] = if params.ignore_eos { &[] } else { &model.config().model.eos_token_ids };
-    let mut beams = Beams::begin(model, params, prompts, eos)?;
+    let mut beams = Beams::begin(model, params, prompts, eos, observer)?;
     while beams.step(params, eos)? {}
     let limit = |prompt: usize| match params.max_new_tokens {
         Some(max) if prompts[prompt].len() + max <= search.max_length => FinishReason::MaxNewTokens,
@@ -132,12 +137,16 @@ impl Beams {
         params: &GeneratorParams,
         prompts: &[&[u32]],
         eos: &[u32],
+        observer: Option<StepObserver>,
     ) -> Result<Beams, GenerateError> {
         let search = &params.search;
         let width = search.num_beams;
         let longest = prompts.iter().map(|prompt| prompt.len()).max().unwrap_or(0);
         let rows = prompts.len() * width;
         let mut state = DecoderState::new(model, rows, longest, params.max_new_tokens, search.chunk_size);
+        if let Some(observer) = observer {
+            state.observe(observer);
+        }
         let mut searches = Vec::new();
         for (position, prompt) in prompts.iter().enumerate() {
             for &token in *prompt {

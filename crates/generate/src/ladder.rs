@@ -27,6 +27,11 @@ impl Ladder {
         Ladder::of(powers.flat_map(|power| [power, 3 * power]), largest)
     }
 
+    /// Every size up to `largest`: nothing is ever filler.
+    pub fn exact(largest: usize) -> Ladder {
+        Ladder::of(1..largest, largest)
+    }
+
     /// 256, 512, 1024, … and `largest`.
     pub fn doubling(largest: usize) -> Ladder {
         let doubled = std::iter::successors(Some(CAPACITY_MIN), |size| size.checked_mul(2));
@@ -85,6 +90,13 @@ impl Ladders {
         }
     }
 
+    /// The same capacities for a model in which filler would change answers: every length and one row at a time. Whole prompts
+    /// run at once, since cutting one would change it too.
+    pub fn without_filler(&self) -> Ladders {
+        let longest = self.capacity.largest();
+        Ladders { length: Ladder::exact(longest), rows: Ladder::exact(1), capacity: self.capacity.clone() }
+    }
+
     /// The same ladders for chunks of at most so many tokens: the chunk is rounded up to a size that there is.
     pub fn with_chunk(&self, chunk: usize) -> Ladders {
         let largest = self.length.at_least(chunk).unwrap_or_else(|| self.length.largest());
@@ -111,6 +123,7 @@ mod tests {
         assert_eq!(Ladder::fine(1).sizes(), [1]);
         assert_eq!(Ladder::doubling(2000).sizes(), [256, 512, 1024, 2000]);
         assert_eq!(Ladder::doubling(100).sizes(), [100]);
+        assert_eq!(Ladder::exact(3).sizes(), [1, 2, 3]);
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub enum InputRole {
     Ids,
     /// Their positions [rows, length].
     Positions,
+    /// Which slots of the cache, and behind them which new tokens, are tokens: [rows, capacity + length].
+    Mask,
     /// Tokens that are cached, i32 [rows].
     Lengths,
     /// Which new token's scores are wanted, i64 [rows].
@@ -207,6 +209,15 @@ impl Input {
                 let row = &plan.rows[planned(row)];
                 (row.cached + step.min(row.valid - 1)) as i64
             }),
+            InputRole::Mask => {
+                let (capacity, total) = (plan.shape.capacity, plan.shape.capacity + length);
+                let is_token = |(row, column): (usize, usize)| {
+                    let row = &plan.rows[planned(row)];
+                    column < row.cached || (column >= capacity && column - capacity < row.valid)
+                };
+                let places = (0..rows).flat_map(|row| (0..total).map(move |column| (row, column)));
+                Input::integers(dtype, vec![rows, total], places.map(|place| i64::from(is_token(place))))
+            }
             InputRole::Lengths => {
                 Input::integers(dtype, vec![rows], (0..rows).map(|row| plan.rows[planned(row)].cached as i64))
             }

@@ -10,11 +10,17 @@ use support::{cases, model, model_with, params, rows};
 /// Scores may differ from those of other implementations by this much.
 const LOGITS_TOLERANCE: f32 = 1e-4;
 
+/// Cases of hard inputs: those that were shipped, and our own for int32 ids and caches in one tensor.
+fn edge_cases() -> Vec<Value> {
+    let has_prompts = |case: &Value| case.get("prompts").is_some();
+    cases("edge_cases.json").into_iter().filter(has_prompts).chain(cases("own_cases.json")).collect()
+}
+
 /// What a case gives with these options on this model.
 fn run(model: &TextModel, params: &GeneratorParams, case: &Value) -> (Vec<Vec<u32>>, Vec<&'static str>) {
     let prompts = rows(&case["prompts"]);
     let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
-    let completions = generate(model, None, params, &prompts, &mut |_| ()).unwrap();
+    let completions = generate(model, None, params, &prompts, &mut |_| (), None).unwrap();
     let finish = |reason: FinishReason| if reason == FinishReason::Eos { "eos" } else { "length" };
     let answers = completions.answers.into_iter();
     answers.map(|answer| (answer.tokens, finish(answer.finish))).unzip()
@@ -54,7 +60,7 @@ fn golden_tokens_are_those_of_other_implementations() {
 
 #[test]
 fn golden_edge_cases_give_their_tokens_and_scores() {
-    for case in cases("edge_cases.json").iter().filter(|case| case.get("prompts").is_some()) {
+    for case in &edge_cases() {
         let model = model(case["model"].as_str().unwrap());
         check(&model, &params(&model, case), case, "");
         check_logits(
@@ -88,7 +94,7 @@ fn golden_scripts_of_calls_give_their_tokens() {
 
 #[test]
 fn golden_tokens_do_not_depend_on_chunks() {
-    for case in cases("edge_cases.json").iter().filter(|case| case.get("prompts").is_some()) {
+    for case in &edge_cases() {
         let model = model(case["model"].as_str().unwrap());
         for chunk in [1, 3, 8, 25] {
             let mut params = params(&model, case);
@@ -104,9 +110,8 @@ fn golden_tokens_do_not_depend_on_ladders() {
         r#"{"length_buckets":[128],"kv_capacity_buckets":[512],"row_buckets":[4]}"#,
         r#"{"length_buckets":[5,7,11],"chunk":11,"kv_capacity_buckets":[20,33,50,140],"row_buckets":[2]}"#,
     ];
-    let small = |case: &&Value| case.get("prompts").is_some();
     for ladders in ladders {
-        for case in cases("edge_cases.json").iter().chain(&cases("golden.json")).filter(small) {
+        for case in edge_cases().iter().chain(&cases("golden.json")) {
             let model = model_with(case["model"].as_str().unwrap(), ladders);
             check(&model, &params(&model, case), case, ladders);
         }

@@ -11,8 +11,8 @@ use precast_ir::graph::{GraphCopy, Provenance};
 use precast_ir::op::{Concat, Reshape, Slice};
 use precast_ir::{Graph, Op, ValueId};
 use precast_onnx::ImportOptions;
-use precast_passes::{CANONICAL, PassOptions, gather_rows, run_passes};
-use precast_tensor::{DType, Dim, Type};
+use precast_passes::{CANONICAL, Grade, PassOptions, explain, gather_rows, pad_verdict, run_passes};
+use precast_tensor::{DType, Dim, Symbol, Type};
 
 use crate::error::Error;
 use crate::model::Model;
@@ -35,6 +35,8 @@ pub(crate) struct DecoderGraph {
     pub(crate) outputs: Vec<(OutputRole, DType)>,
     pub(crate) layers: Vec<LayerLayout>,
     pub(crate) vocabulary: usize,
+    /// Why filler would change answers, if it would.
+    pub(crate) refuses_filler: Option<String>,
 }
 
 /// Makes the Graph of a decoder.
@@ -57,7 +59,7 @@ pub(crate) fn decoder_graph(
     let layers = layer_layouts(model, decoder, &roles, &ports)?;
     let imported = model.graph(&import_options(&roles, &layers))?.graph;
     let split = split_caches(&imported, &roles)?;
-    check_present(&split, &roles)?;
+    let split = with_new_tokens_alone(&split, &roles)?;
     let vocabulary = vocabulary_of(&split, &roles, config)?;
     let gathered = gather_rows(&split, &roles.logits, INDEX_INPUT)?;
     let graph = without_unread_inputs(&run_passes(&gathered, CANONICAL, passes)?)?;
@@ -75,7 +77,17 @@ pub(crate) fn decoder_graph(
         .iter()
         .filter_map(|output| names.outputs.get(output.name.as_str()).map(|&role| (role, graph.ty(output.value).dtype)));
     let outputs = outputs.collect();
-    Ok(DecoderGraph { inputs, outputs, layers, vocabulary, graph })
+    let refuses_filler = refuses_filler(&graph);
+    Ok(DecoderGraph { inputs, outputs, layers, vocabulary, refuses_filler, graph })
+}
+
+/// Nodes that mix rows of a batch, such as one scale for a whole tensor, mix tokens of a row alike. Filler repeats real rows.
+fn refuses_filler(graph: &Graph) -> Option<String> {
+    let verdict = pad_verdict(graph, &Symbol::from(ROWS));
+    match verdict.grade {
+        Grade::Independent | Grade::ReplicateOnly => None,
+        Grade::Refused { .. } => Some(explain(graph, &verdict)),
+    }
 }
 
 fn misfit(reason: String) -> Error {
@@ -104,6 +116,7 @@ impl PortNames {
             (INDEX_INPUT.to_string(), InputRole::LogitsIndex),
         ]);
         inputs.extend(roles.position_ids.iter().map(|name| (name.clone(), InputRole::Positions)));
+        inputs.extend(roles.attention_mask.iter().map(|name| (name.clone(), InputRole::Mask)));
         let mut outputs = BTreeMap::from([(roles.logits.clone(), OutputRole::Logits)]);
         let halves = [Half::Keys, Half::Values];
         for (layer, (past, present)) in roles.past.iter().zip(&roles.present).enumerate() {
@@ -174,7 +187,8 @@ fn import_options(roles: &Roles, layers: &[LayerLayout]) -> ImportOptions {
         options.shapes.insert(name.clone(), vec![rows.clone(), length.clone()]);
     }
     if let Some(name) = &roles.attention_mask {
-        options.shapes.insert(name.clone(), vec![rows.clone(), Dim::symbol("total")]);
+        let total = Dim::symbol(CAPACITY) + &length;
+        options.shapes.insert(name.clone(), vec![rows.clone(), total]);
     }
     for (past, layout) in roles.past.iter().zip(layers) {
         let capacity = match layout.window {
@@ -250,23 +264,50 @@ fn split_caches(graph: &Graph, roles: &Roles) -> Result<Graph, Error> {
     Ok(split)
 }
 
-/// Every layer gives the keys and values of new tokens alone, and of the sizes that its cache has.
-fn check_present(graph: &Graph, roles: &Roles) -> Result<(), Error> {
-    let length = Dim::symbol(LENGTH);
-    for name in roles.present.iter().flat_map(half_names) {
-        let output = graph.outputs().iter().find(|output| output.name == name);
-        let dims = output.map(|output| &graph.ty(output.value).dims[..]);
-        match dims {
-            Some([_, _, found, _]) if *found == length => {}
-            _ => {
-                return Err(misfit(format!(
-                    "output '{name}' is not written by a node of attention that can read a cache with room left \
-                     (GroupQueryAttention, or Attention with unidirectional=1)"
-                )));
-            }
-        }
+/// The Graph with the keys and values of new tokens alone as its present ones. Nodes of attention that know caches give them;
+/// others give the past with the new ones behind it, of which the mask hides the slots that are free.
+fn with_new_tokens_alone(graph: &Graph, roles: &Roles) -> Result<Graph, Error> {
+    let (length, capacity) = (Dim::symbol(LENGTH), Dim::symbol(CAPACITY));
+    let names: Vec<String> = roles.present.iter().flat_map(half_names).collect();
+    let mut copy = GraphCopy::with_inputs(graph);
+    for node in graph.nodes() {
+        copy.node(node)?;
     }
-    Ok(())
+    let mut outputs: Vec<(String, ValueId)> = Vec::new();
+    for output in graph.outputs() {
+        let (mut value, dims) = (copy.get(output.value), graph.ty(output.value).dims.clone());
+        if names.contains(&output.name) {
+            value = match &dims[..] {
+                [_, _, found, _] if *found == length => value,
+                [_, _, found, _] if *found == &capacity + &length && is_masked(roles) => {
+                    let mut start = vec![Dim::ZERO; dims.len()];
+                    start[2] = capacity.clone();
+                    let mut size = dims.clone();
+                    size[2] = length.clone();
+                    let slice = Op::Slice(Slice { start, step: vec![1; dims.len()], size });
+                    copy.new.add_node(slice, &[value], &Provenance::default())?[0]
+                }
+                _ => {
+                    return Err(misfit(format!(
+                        "output '{}' is neither written by GroupQueryAttention or Attention (unidirectional), nor are \
+                         there an attention_mask and position_ids to hide free slots of a cache with",
+                        output.name
+                    )));
+                }
+            };
+        }
+        outputs.push((output.name.clone(), value));
+    }
+    let mut alone = copy.new;
+    for (name, value) in outputs {
+        alone.add_output(name, value);
+    }
+    Ok(alone)
+}
+
+/// Whether the graph is told which slots are tokens and where tokens stand, so that neither follows from sizes.
+fn is_masked(roles: &Roles) -> bool {
+    roles.attention_mask.is_some() && roles.position_ids.is_some()
 }
 
 fn vocabulary_of(graph: &Graph, roles: &Roles, config: &GenerationConfig) -> Result<usize, Error> {

@@ -166,7 +166,7 @@ impl Error {
 /// What kind of failure a model folder's is.
 fn folder_kind(error: &FolderError) -> ErrorKind {
     match error {
-        FolderError::Io { .. } => ErrorKind::Usage,
+        FolderError::Io { .. } | FolderError::NoConfig { .. } => ErrorKind::Usage,
         FolderError::Outside { .. } => ErrorKind::Model,
         FolderError::TooLarge { .. } => ErrorKind::Limit,
     }

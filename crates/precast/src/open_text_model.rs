@@ -69,7 +69,7 @@ pub fn open_text_model(directory: &Path, options: &TextOptions) -> Result<TextFo
     }
     let path = folder.path(&config.model.decoder.filename)?;
     let tokenizer = open_tokenizer(&folder, &config, &mut notices)?;
-    let model = open_decoder(&Model::open(&path)?, config, runner, options)?;
+    let model = open_decoder(&Model::open(&path)?, config, runner, options, &mut notices)?;
     Ok(TextFolder { model, tokenizer, notices })
 }
 
@@ -127,6 +127,7 @@ fn open_decoder(
     config: GenerationConfig,
     runner: RunnerOptions,
     options: &TextOptions,
+    notices: &mut Vec<String>,
 ) -> Result<TextModel, Error> {
     let cache = match &options.cache {
         Some(folder) => CacheOptions::new(folder),
@@ -146,7 +147,11 @@ fn open_decoder(
     let interface = Interface::of(&decoder.graph, None).map_err(Error::from)?;
     let session = Session::open(interface, Arc::new(decoder.graph), session, device.target, device.device, cache)?;
     let chunk = if runner.device.kind == DeviceKind::Cpu { CHUNK_ON_CPU } else { CHUNK_ON_GPU };
-    let ladders = Ladders::new(&config.tuning, config.model.context_length, chunk, options.rows_max);
+    let mut ladders = Ladders::new(&config.tuning, config.model.context_length, chunk, options.rows_max);
+    if let Some(reason) = &decoder.refuses_filler {
+        notices.push(format!("Programs have exact lengths and one row, since filler would change answers: {reason}"));
+        ladders = ladders.without_filler();
+    }
     Ok(TextModel::new(TextModelParts {
         session,
         inputs: decoder.inputs,

@@ -32,6 +32,14 @@ pub enum FolderError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// There is no configuration, and not one model that could do without.
+    #[error("'{root}' has no genai_config.json, and {} ONNX files instead of one: {}", .models.len(), .models.join(", "))]
+    NoConfig {
+        /// The folder.
+        root: String,
+        /// ONNX files in it.
+        models: Vec<String>,
+    },
     /// It is larger than any of its kind.
     #[error("'{path}' has {bytes} bytes; at most {TEXT_BYTES_MAX} are read")]
     TooLarge {

@@ -5,6 +5,7 @@ mod check;
 mod folder;
 mod json;
 mod keys;
+mod plain;
 mod read;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ pub use json::{Place, Source};
 use check::Check;
 use json::{Node, line_and_column};
 use keys::{Keys, SEARCH};
+use plain::{PLAIN_CONFIG_FILE, plain_config};
 
 /// Name of the configuration in a model folder.
 pub const CONFIG_FILE: &str = "genai_config.json";
@@ -306,7 +308,7 @@ pub fn parse(
     Ok(read::read(&merged, tuning_node.as_ref(), notices))
 }
 
-/// Reads the configuration of a folder.
+/// Reads the configuration of a folder; without one of its own, what transformers says of the model stands for it.
 pub fn open(
     folder: &Folder,
     overlays: Vec<Source>,
@@ -319,7 +321,11 @@ pub fn open(
         true => Some(source(TUNING_FILE)?),
         false => None,
     };
-    let config = parse(source(CONFIG_FILE)?, overlays, tuning, device_kind_of)?;
+    let config = match folder.has(CONFIG_FILE) || !folder.has(PLAIN_CONFIG_FILE) {
+        true => source(CONFIG_FILE)?,
+        false => plain_config(folder)?,
+    };
+    let config = parse(config, overlays, tuning, device_kind_of)?;
     let decoders = std::iter::once(&config.model.decoder).chain(&config.model.draft);
     for path in decoders.map(|decoder| decoder.filename.as_str()).chain(config.model.tokenizer_dir.as_deref()) {
         folder.path(path)?;

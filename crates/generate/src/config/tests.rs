@@ -255,3 +255,20 @@ fn defect_25_every_named_file_lies_inside_the_folder() {
     }
     assert!(open_with("none.onnx", ".").unwrap_err().starts_with("cannot read '"));
 }
+
+#[test]
+fn a_folder_of_transformers_needs_no_configuration_of_its_own() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("onnx")).unwrap();
+    fs::write(root.path().join("onnx/model.onnx"), "").unwrap();
+    let text = r#"{"model_type":"llama","max_position_embeddings":64,"hidden_size":32,"num_attention_heads":4,
+        "eos_token_id":2,"rope_scaling":null,"num_hidden_layers":3,"pad_token_id":null}"#;
+    fs::write(root.path().join("config.json"), text).unwrap();
+    let folder = Folder::open(root.path()).unwrap();
+    let config = open(&folder, Vec::new(), &device_kind_of).unwrap().model;
+    assert_eq!((config.context_length, config.eos_token_ids, config.pad_token_id), (64, vec![2], None));
+    assert_eq!((config.decoder.filename.as_str(), config.decoder.head_size), ("onnx/model.onnx", Some(8)));
+    fs::write(root.path().join("second.onnx"), "").unwrap();
+    let error = open(&folder, Vec::new(), &device_kind_of).unwrap_err().to_string();
+    assert!(error.ends_with("2 ONNX files instead of one: onnx/model.onnx, second.onnx"), "{error}");
+}

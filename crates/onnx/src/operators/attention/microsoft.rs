@@ -166,9 +166,10 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let scale = cx.attributes().float("scale")?.filter(|&scale| scale != 0.0);
     let is_causal = cx.flag("causal", true)?;
     cx.float("qk_norm_epsilon", 0.0)?;
-    for (name, covered) in [("smooth_softmax", 0), ("kv_cache_bit_width", 0), ("qk_output", 0)] {
+    for (name, covered) in [("kv_cache_bit_width", 0), ("qk_output", 0)] {
         refuse(cx, name, covered)?;
     }
+    let is_smooth = cx.int("smooth_softmax", 0)? > 0;
     let cache = match (cx.cache_lengths(), cx.optional(3), cx.optional(4)) {
         (Some(lengths), Some(keys), Some(values)) => {
             // What a sliding cache keeps is what the ring of this layer keeps.
@@ -185,9 +186,14 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
             return Err(Fault::Unsupported(format!("attribute '{name}': quantised caches are not covered")));
         }
     }
-    if (11..cx.input_count()).any(|position| cx.optional(position).is_some()) {
-        return Err(Fault::Unsupported("head_sink, cache scales and query norms are not covered".to_string()));
+    if (12..cx.input_count()).any(|position| cx.optional(position).is_some()) {
+        return Err(Fault::Unsupported("cache scales and query norms are not covered".to_string()));
     }
+    let sink = match cx.optional(11) {
+        Some(sink) => Some(sink),
+        None if is_smooth => Some(cx.scalar(DType::F32, 0.0)?),
+        None => None,
+    };
     let (q, k, v) = read_grouped(cx, heads, kv_heads)?;
     let queries = length_of(cx, q)?;
     let scale = scale.map_or_else(|| default_scale(cx, q), Ok)?;
@@ -205,7 +211,7 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         } else {
             (q, k)
         };
-        let scoring = Scoring { scale, softcap, ..plain(f64::NEG_INFINITY) };
+        let scoring = Scoring { scale, softcap, sink, ..plain(f64::NEG_INFINITY) };
         let y = attend_behind_cache(cx, Heads { q, k, v }, &cache, window, scoring)?;
         return Ok(vec![merge_heads(cx, y)?, k, v]);
     }
@@ -247,7 +253,7 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     }
     // The window counts the query itself.
     allowed = add_window(cx, allowed, rows, columns, (if window > 0 { window - 1 } else { -1 }, -1))?;
-    let scoring = Scoring { scale, softcap, allowed, added: cx.optional(10), ..plain(f64::NEG_INFINITY) };
+    let scoring = Scoring { scale, softcap, allowed, added: cx.optional(10), sink, ..plain(f64::NEG_INFINITY) };
     let attended = attend(cx, heads, &scoring)?;
     Ok(vec![merge_heads(cx, attended.y)?, k, v])
 }
@@ -302,7 +308,16 @@ fn rotate(cx: &mut NodeCx<'_, '_>, x: ValueId, positions: ValueId, rotation: &Ro
 
 /// Scoring without masks.
 fn plain(masked: f64) -> Scoring {
-    Scoring { scale: 1.0, softcap: 0.0, allowed: None, added: None, masked, may_mask_all: false, precision: None }
+    Scoring {
+        scale: 1.0,
+        softcap: 0.0,
+        allowed: None,
+        added: None,
+        masked,
+        may_mask_all: false,
+        precision: None,
+        sink: None,
+    }
 }
 
 /// The causal mask, and a mask of integers: 1 where a key may be seen, or the length of each row.
