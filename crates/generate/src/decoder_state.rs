@@ -143,9 +143,22 @@ impl DecoderState {
     /// Gives successive rows, from `first` on, what the rows of these positions among them are.
     pub fn reorder(&mut self, first: usize, parents: &[usize]) {
         self.cache.reorder(first, parents);
-        let old: Vec<Sequence> = self.rows[first..].iter().take(parents.len().max(1)).cloned().collect();
-        for (position, &parent) in parents.iter().enumerate().filter(|(position, parent)| position != *parent) {
-            self.rows[first + position] = old[parent].clone();
+        let new: Vec<Sequence> = parents.iter().map(|parent| self.rows[first + parent].clone()).collect();
+        for (position, sequence) in new.into_iter().enumerate() {
+            self.rows[first + position] = sequence;
+        }
+    }
+
+    /// Takes back all that happened to the rows since they were like this. Their caches hold more tokens by now, which the
+    /// next ones are written over; a row of which a window has dropped something is run again from its start.
+    pub fn restore(&mut self, rows: Vec<Sequence>) {
+        self.rows = rows;
+        for row in 0..self.rows.len() {
+            if !self.cache.is_intact(row, self.rows[row].cached) {
+                self.cache.clear(row);
+                (self.rows[row].cached, self.rows[row].logits) = (0, None);
+                self.stats.reruns += 1;
+            }
         }
     }
 

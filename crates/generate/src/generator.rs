@@ -125,6 +125,7 @@ impl Generator {
     /// Adds tokens to every row and runs them; the first call says how many rows there are. A row that had ended goes on.
     pub fn append(&mut self, tokens: &[&[u32]]) -> Result<(), GenerateError> {
         self.check_append(tokens)?;
+        let is_first = self.state.is_none();
         self.begin(tokens)?;
         let Some(state) = &mut self.state else { return Ok(()) };
         let before: Vec<Sequence> = state.rows().to_vec();
@@ -135,16 +136,9 @@ impl Generator {
             state.row_mut(row).is_live |= !tokens.is_empty();
         }
         if let Err(error) = state.run_pending() {
-            for (row, sequence) in before.into_iter().enumerate() {
-                let (length, cached) = (sequence.tokens.len(), sequence.cached);
-                state.rewind(row, length);
-                let kept = state.rows()[row].cached;
-                *state.row_mut(row) = sequence;
-                // A window may have dropped what the row had; then it is run again.
-                if kept + 1 < cached.min(length) {
-                    state.row_mut(row).cached = kept;
-                    state.row_mut(row).logits = None;
-                }
+            state.restore(before);
+            if is_first {
+                (self.state, self.rows) = (None, Vec::new());
             }
             return Err(error.into());
         }

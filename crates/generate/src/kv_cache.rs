@@ -257,6 +257,16 @@ mod tests {
     }
 
     #[test]
+    fn slots_are_reordered_by_parent_even_where_fewer_remain() {
+        let mut cache = KvCache::new(&[layout(None, 0)], 4, 1);
+        for slot in 0..4 {
+            cache.write(0, Half::Keys, slot, 0, &[slot as u8, 10 + slot as u8], 1);
+        }
+        cache.reorder(1, &[2, 0]);
+        assert_eq!(cache.read(0, Half::Keys, 0, 4), [0, 10, 3, 13, 1, 11, 3, 13]);
+    }
+
+    #[test]
     fn a_window_keeps_the_last_tokens() {
         let mut cache = KvCache::new(&[layout(Some(3), 0)], 1, 100);
         assert_eq!(cache.shape(0, Half::Keys, 1), [1, 2, 3, 1]);

@@ -73,15 +73,18 @@ pub struct Ladders {
 impl Ladders {
     /// The ladders of a folder: what it says, else the default for chunks of `chunk` tokens and at most `rows` rows.
     pub fn new(tuning: &TuningConfig, context_length: usize, chunk: usize, rows: usize) -> Ladders {
-        let chunk = tuning.chunk.unwrap_or(chunk).min(context_length).max(1);
+        let largest = |sizes: &Option<Vec<usize>>| sizes.as_ref().and_then(|sizes| sizes.iter().copied().max());
+        let chunk = tuning.chunk.or_else(|| largest(&tuning.length_buckets)).unwrap_or(chunk);
+        let chunk = chunk.min(context_length).max(1);
+        let rows = rows.max(largest(&tuning.row_buckets).unwrap_or(1));
         Ladders {
             length: match &tuning.length_buckets {
                 Some(sizes) => Ladder::of(sizes.iter().copied(), chunk),
                 None => Ladder::fine(chunk),
             },
             rows: match &tuning.row_buckets {
-                Some(sizes) => Ladder::of(sizes.iter().copied(), rows.max(1)),
-                None => Ladder::fine(rows.max(1)),
+                Some(sizes) => Ladder::of(sizes.iter().copied(), rows),
+                None => Ladder::fine(rows),
             },
             capacity: match &tuning.kv_capacity_buckets {
                 Some(sizes) => Ladder::of(sizes.iter().copied(), context_length),
@@ -142,6 +145,20 @@ mod tests {
         assert_eq!(ladders.capacity_at_first(20, None), 512);
         assert_eq!(ladders.capacity_at_first(20, Some(64)), 256);
         assert_eq!(ladders.capacity_at_first(131_000, None), 131_072);
+    }
+
+    #[test]
+    fn a_folder_may_name_its_own_sizes() {
+        let tuning = TuningConfig {
+            length_buckets: Some(vec![200, 10]),
+            row_buckets: Some(vec![4]),
+            kv_capacity_buckets: Some(vec![40, 600]),
+            ..TuningConfig::default()
+        };
+        let ladders = Ladders::new(&tuning, 512, 128, 2);
+        assert_eq!(ladders.length.sizes(), [10, 200]);
+        assert_eq!((ladders.rows.sizes(), ladders.capacity.sizes()), (&[4][..], &[40, 512][..]));
+        assert_eq!(ladders.without_filler().rows.sizes(), [1]);
     }
 
     #[test]

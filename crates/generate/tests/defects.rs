@@ -305,7 +305,7 @@ proptest! {
                 }
             }
             let mut whole = Generator::new(&model, endless(&model, 400)).unwrap();
-            whole.append(&[&generator.sequence(0).to_vec()]).unwrap();
+            whole.append(&[generator.sequence(0)]).unwrap();
             let (found, expected) = (generator.logits(0).unwrap().to_vec(), whole.logits(0).unwrap());
             for (found, expected) in found.iter().zip(expected) {
                 prop_assert!((found - expected).abs() <= 1e-4, "{} is not {}", found, expected);
@@ -361,4 +361,14 @@ fn defect_12_every_input_and_output_may_have_another_name() {
         "outputs":{"logits":"renamed/logits","present_key_names":"renamed/new.%d.key","present_value_names":"renamed/new.%d.value"}}}}"#;
     let (renamed, plain) = (rewritten("gemma2-fp32", patch, rename), model("gemma2-fp32"));
     assert_eq!(answers(&renamed, &endless(&renamed, 8), &RAGGED), answers(&plain, &endless(&plain, 8), &RAGGED));
+}
+
+#[test]
+fn a_step_that_is_refused_leaves_no_trace() {
+    // Nothing is compiled ahead, and nothing may be compiled for a request.
+    let model = model_with("qwen2-fp32", r#"{"on_miss":"reject"}"#);
+    let mut generator = Generator::new(&model, endless(&model, 4)).unwrap();
+    assert!(generator.append(&[&[5, 6, 7]]).is_err());
+    assert_eq!((generator.row_count(), generator.len(0)), (0, 0));
+    assert!(generator.append(&[&[5], &[6]]).is_err());
 }

@@ -37,7 +37,7 @@ fn batches_and_beams_print_a_line_an_answer() {
     let outcome = run(&bench, "generate", "gpt2_like-fp32", "--batch b.jsonl -n 3 --quiet");
     let answers: Vec<Value> = outcome.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(answers.len(), 2);
-    assert_eq!((&answers[0]["prompt"], &answers[0]["tokens"][0]), (&Value::from(0), &Value::from(66)));
+    assert_eq!((&answers[0]["prompt"], &answers[0]["tokens"][0]), (&Value::from(0), &Value::from(71)));
     let beams = "--tokens 5,6 -n 3 --num-beams 3 --num-return-sequences 2 --json --quiet";
     let json: Value = serde_json::from_str(&run(&bench, "generate", "gpt2_like-fp32", beams).stdout).unwrap();
     assert_eq!(json["answers"].as_array().unwrap().len(), 2);

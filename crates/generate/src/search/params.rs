@@ -195,7 +195,11 @@ impl GeneratorParams {
             return Err(ParamsError(format!("{found} was given; a {expected} was expected")));
         }
         self.check_together()?;
-        match self.logit_bias.iter().find(|(id, bias)| **id as usize >= vocabulary || !(bias.abs() <= BIAS_MAX)) {
+        match self
+            .logit_bias
+            .iter()
+            .find(|(id, bias)| **id as usize >= vocabulary || bias.is_nan() || bias.abs() > BIAS_MAX)
+        {
             Some((id, bias)) => Err(ParamsError(format!(
                 "logit_bias {bias} of token {id}: a token below {vocabulary} and a bias of -100 to 100 were expected"
             ))),
