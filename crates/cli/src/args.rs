@@ -6,6 +6,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use precast::device_name::{DeviceName, resolve_devices};
 use precast::{Isa, TuneMode, TuneOptions};
 
+use crate::bench::BenchArgs;
+use crate::chat::ChatArgs;
+use crate::generate::GenerateArgs;
 use crate::numerics::NumericsArgs;
 
 /// Threads a run may have; more is a slip of the finger.
@@ -41,9 +44,10 @@ pub struct Shared {
     /// Colour on stderr
     #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
     pub color: Color,
-    /// Where the model runs: cpu, cuda:N or hip:N; a stream of requests also on several, as in cuda:0,cuda:1
-    #[arg(long, global = true, default_value = "cpu", value_name = "NAME")]
-    pub device: String,
+    /// Where the model runs: cpu, cuda:N or hip:N; a stream of requests also on several, as in cuda:0,cuda:1 [default: what
+    /// a model folder says, else cpu]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub device: Option<String>,
     /// Refuse nodes that the device has no kernel for, instead of running them on the host
     #[arg(long, global = true)]
     pub strict: bool,
@@ -67,7 +71,8 @@ pub struct Shared {
 impl Shared {
     /// The devices that the flags name; whether there are such names was checked when the command began.
     pub fn devices(&self) -> Vec<DeviceName> {
-        resolve_devices(&self.device).unwrap_or_else(|_| vec![DeviceName::CPU])
+        let asked = self.device.as_deref().and_then(|names| resolve_devices(names).ok());
+        asked.unwrap_or_else(|| vec![DeviceName::CPU])
     }
 
     /// The first of them.
@@ -113,6 +118,12 @@ pub enum Verb {
     Perf(PerfArgs),
     /// Write a time line of every step, for Perfetto
     Trace(TraceArgs),
+    /// Generate text with the model of a folder
+    Generate(Box<GenerateArgs>),
+    /// Chat with the model of a folder
+    Chat(Box<ChatArgs>),
+    /// Measure how fast the model of a folder reads and generates tokens
+    Bench(BenchArgs),
     /// Look after a folder of compiled Programs
     Cache(CacheArgs),
 }
@@ -128,6 +139,9 @@ impl Verb {
             Verb::Verify(_) => "verify",
             Verb::Perf(_) => "perf",
             Verb::Trace(_) => "trace",
+            Verb::Generate(_) => "generate",
+            Verb::Chat(_) => "chat",
+            Verb::Bench(_) => "bench",
             Verb::Cache(_) => "cache",
         }
     }

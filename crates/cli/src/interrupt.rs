@@ -1,7 +1,8 @@
 //! Ctrl-C and SIGTERM end the process at once and leave no half-written files: files are made in a staging folder, which
-//! the signal removes, and moved to their place while signals wait.
+//! the signal removes, and moved to their place while signals wait. During a turn of a conversation, Ctrl-C ends the turn.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -19,6 +20,9 @@ const REMOVALS_MAX: usize = 3;
 #[derive(Default)]
 pub struct Interrupt {
     folders: Mutex<Vec<PathBuf>>,
+    /// Whether Ctrl-C ends a turn and not the process.
+    is_in_turn: AtomicBool,
+    is_turn_cancelled: AtomicBool,
 }
 
 impl Interrupt {
@@ -29,7 +33,11 @@ impl Interrupt {
         let interrupt = Arc::new(Interrupt::default());
         let shared = interrupt.clone();
         let wait = move || {
-            if let Some(signal) = signals.forever().next() {
+            for signal in signals.forever() {
+                if signal == SIGINT && shared.is_in_turn.load(Ordering::SeqCst) {
+                    shared.is_turn_cancelled.store(true, Ordering::SeqCst);
+                    continue;
+                }
                 // Held until the end, so that nothing is moved into place any more.
                 let folders = shared.lock();
                 folders.iter().for_each(|folder| remove(folder));
@@ -38,6 +46,13 @@ impl Interrupt {
         };
         std::thread::Builder::new().name("signals".to_string()).spawn(wait).map_err(fail)?;
         Ok(interrupt)
+    }
+
+    /// From here to the end of what is returned, Ctrl-C cancels the turn.
+    pub fn begin_turn(self: &Arc<Self>) -> Turn {
+        self.is_turn_cancelled.store(false, Ordering::SeqCst);
+        self.is_in_turn.store(true, Ordering::SeqCst);
+        Turn { interrupt: self.clone() }
     }
 
     /// A staging folder beside the file that is to be written.
@@ -65,6 +80,24 @@ impl Interrupt {
 
     fn lock(&self) -> MutexGuard<'_, Vec<PathBuf>> {
         self.folders.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// A turn that Ctrl-C cancels.
+pub struct Turn {
+    interrupt: Arc<Interrupt>,
+}
+
+impl Turn {
+    /// Whether it was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        self.interrupt.is_turn_cancelled.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.interrupt.is_in_turn.store(false, Ordering::SeqCst);
     }
 }
 

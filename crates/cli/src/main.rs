@@ -2,13 +2,16 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod cache;
 mod cache_transfer;
 mod cache_why;
+mod chat;
 mod check;
 mod compile;
 mod exit;
 mod fitting;
+mod generate;
 mod inputs;
 mod inspect;
 mod interrupt;
@@ -21,6 +24,7 @@ mod perf_steps;
 mod progress;
 mod run;
 mod subject;
+mod text_args;
 mod trace;
 mod verify;
 
@@ -84,7 +88,9 @@ fn run_verb(cli: &Cli, cx: &Cx) -> Result<Report, Failure> {
         // A second verb in one process keeps the first one's.
         let _ = logs.with_ansi(cx.console.is_terminal).try_init();
     }
-    cx.console.announce_device(&cli.shared.device)?;
+    if let Some(device) = &cli.shared.device {
+        cx.console.announce_device(device)?;
+    }
     if cli.shared.devices().len() > 1 && !matches!(&cli.verb, Verb::Perf(args) if args.max_batch.is_some()) {
         let verb = cli.verb.name();
         return Err(Failure::usage(format!(
@@ -100,6 +106,9 @@ fn run_verb(cli: &Cli, cx: &Cx) -> Result<Report, Failure> {
         Verb::Verify(args) => verify::verify(args, &cli.shared, cx),
         Verb::Perf(args) => perf::perf(args, &cli.shared, cx),
         Verb::Trace(args) => trace::trace(args, &cli.shared, cx),
+        Verb::Generate(args) => generate::run_generate(args, &cli.shared, cx),
+        Verb::Chat(args) => chat::run_chat(args, &cli.shared, cx),
+        Verb::Bench(args) => bench::run_bench(args, &cli.shared, cx),
         Verb::Cache(args) => cache::cache(args, &cli.shared, cx),
     }
 }

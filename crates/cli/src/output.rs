@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 
-use precast::device_name::resolve_devices;
+use precast::device_name::{resolve_device_with_notice, resolve_devices};
 use precast::{DType, Dim, Program, is_by_reference};
 use serde_json::{Value, json};
 
@@ -67,6 +67,13 @@ impl Console {
         }
     }
 
+    /// Something the user asked for beside the result.
+    pub fn tell(&self, text: &str) {
+        if !self.is_quiet {
+            print_notice(&format!("{text}\n"));
+        }
+    }
+
     /// Something a curious user wants to know.
     pub fn detail(&self, text: &str) {
         if self.is_verbose {
@@ -81,10 +88,11 @@ impl Console {
 
     /// Refuses devices that are not there and says how an alias was read.
     pub fn announce_device(&self, asked: &str) -> Result<(), Failure> {
-        let names: Vec<String> = resolve_devices(asked)?.iter().map(ToString::to_string).collect();
-        let name = names.join(",");
-        if name != asked {
-            self.notice(&format!("'{asked}' is read as '{name}'"));
+        resolve_devices(asked)?;
+        for asked in asked.split(',') {
+            if let Some(notice) = resolve_device_with_notice(asked.trim())?.notice {
+                self.notice(&notice);
+            }
         }
         Ok(())
     }

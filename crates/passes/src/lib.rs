@@ -20,6 +20,7 @@ pub mod fuse_gathers;
 pub mod fuse_horizontal;
 pub mod fuse_pointwise;
 pub mod fuse_recurrent;
+pub mod gather_rows;
 pub mod hoist_scales;
 pub mod log;
 pub mod merge_equal;
@@ -41,6 +42,7 @@ pub mod strided_view;
 
 pub use batch_axis::{Grade, OutputRule, PadVerdict, explain, pad_verdict};
 pub use fast_math::{FastMath, FastRewrite};
+pub use gather_rows::gather_rows;
 pub use log::{PassReport, Place, Reason};
 pub use narrow_floats::narrow_floats;
 pub use numerics::{FloatPrecision, Numerics, WeightPrecision};

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use precast_driver::{Library, Vendor};
+
 use crate::error::Error;
 use crate::suggestion::nearest;
 
@@ -60,40 +62,109 @@ impl fmt::Display for DeviceName {
 /// What errors say that there is.
 const DEVICES: &str = "cpu, cuda:N, hip:N";
 
-/// What others call a kind of device, in lower case, and the kind.
-const ALIASES: &[(&str, DeviceKind)] = &[
-    ("cpu", DeviceKind::Cpu),
-    ("cpuexecutionprovider", DeviceKind::Cpu),
-    ("cuda", DeviceKind::Cuda),
-    ("gpu", DeviceKind::Cuda),
-    ("nvidia", DeviceKind::Cuda),
-    ("cudaexecutionprovider", DeviceKind::Cuda),
-    ("tensorrt", DeviceKind::Cuda),
-    ("tensorrtexecutionprovider", DeviceKind::Cuda),
-    ("hip", DeviceKind::Hip),
-    ("rocm", DeviceKind::Hip),
-    ("amdgpu", DeviceKind::Hip),
-    ("migraphx", DeviceKind::Hip),
-    ("rocmexecutionprovider", DeviceKind::Hip),
-    ("amdgpuexecutionprovider", DeviceKind::Hip),
-    ("migraphxexecutionprovider", DeviceKind::Hip),
+/// What a word for a device means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meaning {
+    /// A kind of device.
+    Kind(DeviceKind),
+    /// A kind of device, though what is meant is one of several ways to use it.
+    KindOf(DeviceKind),
+    /// The one kind of GPU that this machine has.
+    OnlyGpu,
+    /// Known elsewhere and not supported here.
+    NotSupported,
+}
+
+/// What others call a device, in lower case and without `executionprovider` at its end.
+const ALIASES: &[(&str, Meaning)] = &[
+    ("cpu", Meaning::Kind(DeviceKind::Cpu)),
+    ("gpu", Meaning::OnlyGpu),
+    ("cuda", Meaning::Kind(DeviceKind::Cuda)),
+    ("nvidia", Meaning::Kind(DeviceKind::Cuda)),
+    ("tensorrt", Meaning::KindOf(DeviceKind::Cuda)),
+    ("nvtensorrtrtx", Meaning::KindOf(DeviceKind::Cuda)),
+    ("hip", Meaning::Kind(DeviceKind::Hip)),
+    ("rocm", Meaning::Kind(DeviceKind::Hip)),
+    ("amdgpu", Meaning::Kind(DeviceKind::Hip)),
+    ("amd", Meaning::Kind(DeviceKind::Hip)),
+    ("migraphx", Meaning::Kind(DeviceKind::Hip)),
+    ("dml", Meaning::NotSupported),
+    ("webgpu", Meaning::NotSupported),
+    ("openvino", Meaning::NotSupported),
+    ("qnn", Meaning::NotSupported),
+    ("vitisai", Meaning::NotSupported),
+    ("ryzenai", Meaning::NotSupported),
+    ("coreml", Meaning::NotSupported),
+    ("xnnpack", Meaning::NotSupported),
+    ("js", Meaning::NotSupported),
 ];
+
+/// Kinds of GPUs that this machine has.
+pub(crate) fn gpus_present() -> Vec<DeviceKind> {
+    let has = |vendor| Library::open(vendor).and_then(|library| library.device_count()).is_ok_and(|count| count > 0);
+    let kinds = [(Vendor::Cuda, DeviceKind::Cuda), (Vendor::Hip, DeviceKind::Hip)];
+    kinds.into_iter().filter(|&(vendor, _)| has(vendor)).map(|(_, kind)| kind).collect()
+}
+
+/// A device and how its name was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResolvedDevice {
+    /// The device.
+    pub name: DeviceName,
+    /// What a person should know, if they wrote another name.
+    pub notice: Option<String>,
+}
 
 /// The device that a person asks for; a GPU without a number is the first of its kind.
 pub fn resolve_device(asked: &str) -> Result<DeviceName, Error> {
-    let lower = asked.to_ascii_lowercase();
-    let (kind, number) = lower.split_once(':').map_or((lower.as_str(), None), |(kind, number)| (kind, Some(number)));
-    let Some(&(_, kind)) = ALIASES.iter().find(|(alias, _)| *alias == kind) else {
-        let near = nearest(kind, ALIASES.iter().map(|(alias, _)| *alias));
+    Ok(resolve_device_among(asked, &gpus_present)?.name)
+}
+
+/// The device that a person asks for, and what to tell them about it.
+pub fn resolve_device_with_notice(asked: &str) -> Result<ResolvedDevice, Error> {
+    resolve_device_among(asked, &gpus_present)
+}
+
+fn resolve_device_among(asked: &str, gpus: &dyn Fn() -> Vec<DeviceKind>) -> Result<ResolvedDevice, Error> {
+    let lower = asked.trim().to_ascii_lowercase();
+    let (word, number) = lower.split_once(':').map_or((lower.as_str(), None), |(word, number)| (word, Some(number)));
+    let word = word.strip_suffix("executionprovider").unwrap_or(word);
+    let Some(&(_, meaning)) = ALIASES.iter().find(|(alias, _)| *alias == word) else {
+        let near = nearest(word, ALIASES.iter().map(|(alias, _)| *alias));
         let hint = near.map_or(String::new(), |near| format!(" Did you mean '{near}'?"));
         return Err(Error::Request(format!("there is no device '{asked}'; devices are: {DEVICES}.{hint}")));
     };
-    let number = number.map_or(Some(0), |number| number.parse().ok());
-    match (kind, number) {
-        (DeviceKind::Cpu, Some(1..)) | (_, None) => {
-            Err(Error::Request(format!("there is no device '{asked}'; devices are: {DEVICES}")))
+    let kind = match meaning {
+        Meaning::Kind(kind) | Meaning::KindOf(kind) => kind,
+        Meaning::OnlyGpu => only_gpu(asked, &gpus())?,
+        Meaning::NotSupported => {
+            return Err(Error::Request(format!("'{asked}' is not supported; devices are: {DEVICES}")));
         }
-        (kind, Some(number)) => Ok(DeviceName { kind, number }),
+    };
+    let number = match (kind, number.map_or(Some(0), |number| number.parse().ok())) {
+        (DeviceKind::Cpu, Some(1..)) | (_, None) => {
+            return Err(Error::Request(format!("there is no device '{asked}'; devices are: {DEVICES}")));
+        }
+        (_, Some(number)) => number,
+    };
+    let name = DeviceName { kind, number };
+    let notice = match meaning {
+        _ if name.to_string() == asked => None,
+        Meaning::KindOf(_) => Some(format!("'{asked}' is read as '{name}', which runs kernels of precast's own")),
+        Meaning::Kind(_) | Meaning::OnlyGpu | Meaning::NotSupported => Some(format!("'{asked}' is read as '{name}'")),
+    };
+    Ok(ResolvedDevice { name, notice })
+}
+
+/// The one kind of GPU that there is.
+fn only_gpu(asked: &str, gpus: &[DeviceKind]) -> Result<DeviceKind, Error> {
+    match gpus {
+        [kind] => Ok(*kind),
+        [] => Err(Error::Device(format!("'{asked}': this machine has no GPU that a driver was found for"))),
+        kinds => {
+            let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
+            Err(Error::Request(format!("'{asked}' may be any of {}; name the one you mean", names.join(" and "))))
+        }
     }
 }
 
@@ -118,13 +189,8 @@ pub fn resolve_devices(asked: &str) -> Result<Vec<DeviceName>, Error> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn aliases_become_the_one_name() {
-        let cases = [("cpu", "cpu"), ("CPU", "cpu"), ("cpu:0", "cpu"), ("CPUExecutionProvider", "cpu")];
-        let gpus = [("cuda", "cuda:0"), ("GPU:1", "cuda:1"), ("MIGraphX", "hip:0"), ("rocm:7", "hip:7")];
-        for (asked, name) in cases.into_iter().chain(gpus) {
-            assert_eq!(resolve_device(asked).unwrap().to_string(), name);
-        }
+    fn resolve(asked: &str) -> Result<ResolvedDevice, Error> {
+        resolve_device_among(asked, &Vec::new)
     }
 
     #[test]
@@ -133,7 +199,7 @@ mod tests {
             let devices = resolve_devices(asked).unwrap();
             devices.iter().map(ToString::to_string).collect::<Vec<String>>().join(" ")
         };
-        assert_eq!(names("cuda:0, gpu:3"), "cuda:0 cuda:3");
+        assert_eq!(names("cuda:0, nvidia:3"), "cuda:0 cuda:3");
         assert_eq!(names("cpu"), "cpu");
         let message = |asked: &str| resolve_devices(asked).unwrap_err().to_string();
         assert_eq!(message("cuda,cuda:0"), "device 'cuda:0' is named twice in 'cuda,cuda:0'");
@@ -143,12 +209,46 @@ mod tests {
     }
 
     #[test]
-    fn names_that_cannot_be_opened_say_what_can() {
-        let message = |asked: &str| resolve_device(asked).unwrap_err().to_string();
+    fn defect_17_aliases_become_the_one_name() {
+        let cpu = ["cpu", "CPU", " cpu:0 ", "CPUExecutionProvider"];
+        let cuda = ["cuda", "nvidia", "CUDAExecutionProvider", "tensorrt", "TensorrtExecutionProvider"];
+        let cuda = cuda.into_iter().chain(["NvTensorRtRtx", "NvTensorRTRTXExecutionProvider", "cuda:0"]);
+        let hip = ["hip", "rocm", "ROCMExecutionProvider", "amdgpu", "AMDGPU", "AMDGPUExecutionProvider", "amd"];
+        let hip = hip.into_iter().chain(["MIGraphX", "MIGraphXExecutionProvider", "hip:0"]);
+        let names = cpu.into_iter().map(|asked| (asked, "cpu")).chain(cuda.map(|asked| (asked, "cuda:0")));
+        for (asked, name) in names.chain(hip.map(|asked| (asked, "hip:0"))) {
+            let resolved = resolve(asked).unwrap();
+            assert_eq!(resolved.name.to_string(), name);
+            assert_eq!(resolved.notice.is_none(), asked == name, "{asked}");
+        }
+        assert_eq!(resolve("rocm:7").unwrap().name.to_string(), "hip:7");
+    }
+
+    #[test]
+    fn a_gpu_is_the_one_that_there_is() {
+        let among = |gpus: &[DeviceKind]| {
+            let resolved = resolve_device_among("GPU:1", &|| gpus.to_vec());
+            resolved.map(|resolved| resolved.name.to_string()).map_err(|error| error.to_string())
+        };
+        assert_eq!(among(&[DeviceKind::Hip]), Ok("hip:1".to_string()));
+        assert_eq!(among(&[DeviceKind::Cuda]), Ok("cuda:1".to_string()));
+        let both = "'GPU:1' may be any of cuda and hip; name the one you mean".to_string();
+        assert_eq!(among(&[DeviceKind::Cuda, DeviceKind::Hip]), Err(both));
+        assert!(among(&[]).unwrap_err().contains("no GPU"));
+    }
+
+    #[test]
+    fn defect_17_names_that_cannot_be_opened_say_what_can() {
+        let message = |asked: &str| resolve(asked).unwrap_err().to_string();
         let devices = "devices are: cpu, cuda:N, hip:N";
         assert_eq!(message("cpi"), format!("there is no device 'cpi'; {devices}. Did you mean 'cpu'?"));
         assert_eq!(message("typewriter"), format!("there is no device 'typewriter'; {devices}."));
         assert_eq!(message("cpu:1"), format!("there is no device 'cpu:1'; {devices}"));
         assert_eq!(message("cuda:x"), format!("there is no device 'cuda:x'; {devices}"));
+        for asked in
+            ["dml", "WebGPU", "OpenVINOExecutionProvider", "qnn", "coreml", "xnnpack", "js", "VitisAI", "ryzenai"]
+        {
+            assert_eq!(message(asked), format!("'{asked}' is not supported; {devices}"));
+        }
     }
 }

@@ -1,6 +1,11 @@
 //! The library's error: one enum whose kind a door turns into an exit code, a status or an exception.
 
 use precast_cache::CacheError;
+use precast_generate::GenerateError;
+use precast_generate::config::{FolderError, OpenError};
+use precast_generate::roles::RoleError;
+use precast_generate::text_model::StepError;
+use precast_generate::tokenizer::TokenizerError;
 use precast_ir::EvalError;
 use precast_ir::graph::GraphError;
 use precast_onnx::import::ImportError;
@@ -85,6 +90,21 @@ pub enum Error {
     /// The request does not fit the model.
     #[error("{0}")]
     Request(String),
+    /// The configuration of a model folder could not be read.
+    #[error(transparent)]
+    Config(#[from] OpenError),
+    /// A file of a model folder cannot be used.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// A decoder's graph does not fit its configuration.
+    #[error(transparent)]
+    Roles(#[from] RoleError),
+    /// A tokenizer could not be opened or used.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A text could not be generated.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
 }
 
 /// Classes of errors, one for each way a caller may want to react.
@@ -131,7 +151,25 @@ impl Error {
             Error::Cache(_) => ErrorKind::Integrity,
             Error::Array { source: NpyError::TooLarge { .. }, .. } => ErrorKind::Limit,
             Error::Array { .. } | Error::Tensor(_) | Error::Io { .. } | Error::Request(_) => ErrorKind::Usage,
+            Error::Config(OpenError::Config(_)) | Error::Roles(_) => ErrorKind::Model,
+            Error::Config(OpenError::Folder(error)) | Error::Folder(error) => folder_kind(error),
+            Error::Tokenizer(TokenizerError::Folder(error)) => folder_kind(error),
+            Error::Tokenizer(TokenizerError::Malformed { .. }) => ErrorKind::Model,
+            Error::Tokenizer(TokenizerError::Encode(_) | TokenizerError::Template(_)) => ErrorKind::Usage,
+            Error::Generate(GenerateError::Step(StepError::Session(error))) => session_kind(error),
+            Error::Generate(GenerateError::Step(StepError::Tensor(_)) | GenerateError::Rule { .. }) => ErrorKind::Model,
+            Error::Generate(GenerateError::Params(_) | GenerateError::Input(_)) => ErrorKind::Usage,
+            Error::Generate(GenerateError::Seed(_)) => ErrorKind::Device,
         }
+    }
+}
+
+/// What kind of failure a model folder's is.
+fn folder_kind(error: &FolderError) -> ErrorKind {
+    match error {
+        FolderError::Io { .. } | FolderError::NoConfig { .. } => ErrorKind::Usage,
+        FolderError::Outside { .. } => ErrorKind::Model,
+        FolderError::TooLarge { .. } => ErrorKind::Limit,
     }
 }
 

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod compare;
+mod decoder_graph;
 pub mod device_name;
 mod dim_bind;
 mod error;
@@ -26,6 +27,7 @@ pub mod npy;
 mod npy_header;
 mod open_device;
 mod open_session;
+mod open_text_model;
 mod program_file;
 mod program_runner;
 mod runner;
@@ -41,12 +43,14 @@ pub use error::{Error, ErrorKind};
 pub use folder_store::FolderStore;
 pub use model::{DeclaredOutput, InputInfo, Model, ModelSummary};
 pub use open_session::{Form, ModelSession, OpenOptions, batch_symbol, program_records};
+pub use open_text_model::{TextFolder, TextOptions, open_text_model};
 pub use precast_cache::{
     CacheError, CacheOptions, Event as CacheEvent, Explanation, FieldDiff, GcOptions, KeyRecord, Miss,
     Mode as CacheMode, Nearest, ProgramCache, ProgramKey, PublicKey, RemoteOptions, SignKey, Signing, Transfer,
 };
 pub use precast_cpu::step::Tactic;
 pub use precast_cpu::{Isa, TuneMode, TuneOptions};
+pub use precast_generate as generate;
 pub use precast_ir::{Graph, text};
 pub use precast_onnx::{ImportError, ImportOptions, Imported, StringTensor, UnsupportedNode, operators};
 pub use precast_passes::batch_axis::{explain as explain_padding, pad_verdict};

@@ -144,6 +144,17 @@ impl Model {
         }
     }
 
+    /// Windows of nodes of attention, by the name of the input that their past keys are; nodes without one are left out.
+    pub(crate) fn attention_windows(&self) -> BTreeMap<String, usize> {
+        let nodes = self.file.graph().node.iter().filter(|node| node.op_type == "GroupQueryAttention");
+        let window = |node: &precast_onnx::proto::NodeProto| {
+            let attribute = node.attribute.iter().find(|attribute| attribute.name == "local_window_size")?;
+            let window = usize::try_from(attribute.i?).ok().filter(|&window| window > 0)?;
+            Some((node.input.get(3)?.clone(), window))
+        };
+        nodes.filter_map(window).collect()
+    }
+
     /// Digest of all that the model is, if that is one file.
     pub(crate) fn content_digest(&self) -> Option<Digest> {
         self.file.is_self_contained().then(|| self.file.digest())

@@ -1,5 +1,7 @@
 //! Known words for error messages: a list of them, and the one nearest to a misspelt one.
 
+use precast_generate::suggestion::edit_distance;
+
 /// Words of a list before the rest is only counted.
 const LISTED_MAX: usize = 8;
 
@@ -21,22 +23,6 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     distances.filter(|(edits, _)| *edits <= edits_max).min_by_key(|(edits, _)| *edits).map(|(_, candidate)| candidate)
 }
 
-/// Insertions, deletions and replacements that turn one word into the other.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,6 +40,5 @@ mod tests {
         assert_eq!(nearest("input_id", ["input_ids", "attention_mask"]), Some("input_ids"));
         assert_eq!(nearest("x", ["input_ids", "y"]), Some("y"));
         assert_eq!(nearest("pixels", ["input_ids"]), None);
-        assert_eq!(edit_distance("kitten", "sitting"), 3);
     }
 }

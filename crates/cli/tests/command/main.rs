@@ -5,6 +5,7 @@ mod cache;
 mod check;
 mod compile;
 mod errors;
+mod generate;
 mod inspect;
 mod models;
 mod numerics;

@@ -45,6 +45,8 @@ pub struct Builder {
     tensor_bytes_max: u64,
     /// Number of the last fresh symbol; one count for a graph and all bodies in it.
     fresh: Rc<Cell<u32>>,
+    /// How many tokens of each row are cached, where the past is a cache with room left.
+    pub cache_lengths: Option<ValueId>,
 }
 
 impl Builder {
@@ -58,6 +60,7 @@ impl Builder {
             run_time: BTreeSet::new(),
             tensor_bytes_max,
             fresh: Rc::new(Cell::new(0)),
+            cache_lengths: None,
         }
     }
 

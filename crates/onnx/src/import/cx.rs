@@ -124,6 +124,11 @@ impl<'n, 'g> NodeCx<'n, 'g> {
         self.inputs = inputs;
     }
 
+    /// How many tokens of each row are cached, where the past is a cache with room left.
+    pub fn cache_lengths(&self) -> Option<ValueId> {
+        self.builder.cache_lengths
+    }
+
     /// All inputs, none of which may be absent.
     pub fn all_inputs(&self) -> Result<Vec<ValueId>, Fault> {
         (0..self.inputs.len()).map(|position| self.input(position)).collect()

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use precast_ir::graph::Provenance;
 use precast_ir::{Graph, ValueId};
-use precast_tensor::{Dim, Tensor};
+use precast_tensor::{Dim, Tensor, Type};
 
 use crate::operators;
 use crate::proto::{FunctionProto, NodeProto};
@@ -104,6 +104,9 @@ pub struct ImportOptions {
     /// How inputs lie in tensors that are no tensors of numbers themselves, by input name. Their tensors have names of
     /// their own in `shapes` and `freeze`, as `Structure::visit_tensors` gives them.
     pub structures: BTreeMap<String, Structure>,
+    /// An input of its own, i32 [rows], that says how many tokens of each row are cached. With it, nodes of attention read
+    /// their past as a cache with room left, and give the keys and values of new tokens alone as present ones.
+    pub cache_lengths: Option<(String, Type)>,
 }
 
 /// A model as a Graph, and what a person should know about how it became one.
@@ -131,6 +134,10 @@ pub fn import(file: &ModelFile, options: &ImportOptions) -> Result<Imported, Imp
     let mut builder = Builder::new(&graph.name, file.limits().tensor_bytes);
     importer.add_initializers(&mut builder, graph, options)?;
     importer.add_inputs(&mut builder, graph, options)?;
+    if let Some((name, ty)) = &options.cache_lengths {
+        let lengths = builder.add_input(name, ty.clone());
+        builder.cache_lengths = Some(lengths);
+    }
     let opsets = opsets_of(model.opset_import.iter().map(|set| (set.domain.as_str(), set.version)));
     importer.import_nodes(&mut builder, &graph.node, &opsets, 0)?;
     if !importer.unsupported.is_empty() {

@@ -1,6 +1,7 @@
 //! Attention of ai.onnx, composed of matrix products, a bias and softmax; a Pass may make one kernel of them. The parts
 //! that com.microsoft's operators share are here too; those operators and the rotary embedding have files of their own.
 
+mod cached;
 mod microsoft;
 mod rotary;
 
@@ -45,6 +46,8 @@ struct Scoring {
     may_mask_all: bool,
     /// Element type of the softmax where it is not the operands' own.
     precision: Option<DType>,
+    /// Scores [heads] or [1] of a key that every query sees and that has no value: it takes a part of the probability.
+    sink: Option<ValueId>,
 }
 
 /// Results of attention, and what the score output may be asked for.
@@ -113,6 +116,7 @@ fn attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         masked: f64::NEG_INFINITY,
         may_mask_all: mask.is_some() || lengths.is_some() || window != (-1, -1),
         precision,
+        sink: None,
     };
     let attended = attend(cx, heads, &scoring)?;
     let y = if is_flat { merge_heads(cx, attended.y)? } else { attended.y };
@@ -249,7 +253,10 @@ fn attend(cx: &mut NodeCx<'_, '_>, heads: Heads, scoring: &Scoring) -> Result<At
         None => capped,
     };
     let exact = cx.cast(biased, scoring.precision.unwrap_or(dtype))?;
-    let softmax = cx.softmax(exact, 3)?;
+    let softmax = match scoring.sink {
+        Some(sink) => add_softmax_with_sink(cx, exact, sink)?,
+        None => cx.softmax(exact, 3)?,
+    };
     let mut probabilities = cx.cast(softmax, dtype)?;
     if let Some(bias) = bias.filter(|_| scoring.may_mask_all) {
         let axis = cx.rank(bias) - 1;
@@ -261,6 +268,18 @@ fn attend(cx: &mut NodeCx<'_, '_>, heads: Heads, scoring: &Scoring) -> Result<At
     }
     let y = grouped_matmul(cx, probabilities, heads.v, false)?;
     Ok(Attended { y, scores, capped, biased, probabilities })
+}
+
+/// Softmax over the keys and one more of a given score, without that one.
+fn add_softmax_with_sink(cx: &mut NodeCx<'_, '_>, scores: ValueId, sink: ValueId) -> Result<ValueId, Fault> {
+    let dims = cx.dims(scores);
+    let heads: Dim = cx.dims(sink).iter().product();
+    let sink = cx.cast(sink, cx.dtype(scores))?;
+    let sink = cx.reshape(sink, vec![Dim::ONE, heads, Dim::ONE, Dim::ONE])?;
+    let sink = cx.broadcast(sink, vec![dims[0].clone(), dims[1].clone(), dims[2].clone(), Dim::ONE])?;
+    let all = cx.concat(&[scores, sink], 3)?;
+    let softmax = cx.softmax(all, 3)?;
+    cx.slice_axis(softmax, 3, Dim::ZERO, dims[3].clone())
 }
 
 /// q k^T * scale.

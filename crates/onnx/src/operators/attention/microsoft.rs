@@ -1,11 +1,12 @@
 //! Attention operators of com.microsoft: Attention, MultiHeadAttention and GroupQueryAttention. A cache grows by
-//! concatenation here: present keys are all past keys and then the new ones. Buffers with room left at their end, and
-//! batches whose rows have pasts of different lengths, need the cache as a State, which is not what Import makes.
+//! concatenation: present keys are all past keys and then the new ones. Where the import has lengths of caches, the past is
+//! a cache with room left (`cached.rs`), rows have pasts of their own lengths, and present keys are the new ones alone.
 
 use precast_ir::ValueId;
 use precast_ir::op::{BinaryFn, CompareFn};
 use precast_tensor::{DType, Dim, Tensor};
 
+use super::cached::{Cache, add_new_positions, attend_behind_cache};
 use super::rotary::{Rotation, add_rotation};
 use super::{
     Heads, Outputs, Scoring, add_positions, add_window, attend, both, default_scale, length_of, merge_heads,
@@ -32,29 +33,54 @@ pub(super) fn attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     }
     let [q, k, v] = split_columns(cx, projected, sizes.as_deref())?;
     let (q, mut k, mut v) = (split_heads(cx, q, heads)?, split_heads(cx, k, heads)?, split_heads(cx, v, heads)?);
-    let mut past_length = Dim::ZERO;
-    if let Some(past) = cx.optional(4) {
-        // [2, batch, heads, length, size]: keys, then values.
-        for (half, new) in [(0, &mut k), (1, &mut v)] {
-            let old = cx.slice_axis(past, 0, Dim::from(half), Dim::ONE)?;
-            let old = cx.squeeze(old, &[0])?;
-            past_length = length_of(cx, old)?;
-            *new = cx.concat(&[old, *new], 2)?;
-        }
+    let scale = scale.map_or_else(|| default_scale(cx, q), Ok)?;
+    let mut scoring = Scoring { scale, added: cx.optional(5), ..plain(masked) };
+    let past = match cx.optional(4) {
+        Some(past) => Some(split_past(cx, past)?),
+        None => None,
+    };
+    if let (Some(lengths), Some((keys, values)), true) = (cx.cache_lengths(), past, is_causal) {
+        refuse_bias(cx, 5)?;
+        let (cache, new) = (Cache { keys, values, lengths }, Heads { q, k, v });
+        let y = attend_behind_cache(cx, new, &cache, 0, scoring)?;
+        let y = merge_heads(cx, y)?;
+        return Ok(vec![y, join_present(cx, k, v)?]);
     }
-    let mut scoring =
-        Scoring { scale: scale.map_or_else(|| default_scale(cx, q), Ok)?, added: cx.optional(5), ..plain(masked) };
+    let mut past_length = Dim::ZERO;
+    if let Some((keys, values)) = past {
+        past_length = length_of(cx, keys)?;
+        k = cx.concat(&[keys, k], 2)?;
+        v = cx.concat(&[values, v], 2)?;
+    }
     let heads = Heads { q, k, v };
     add_masks(cx, &mut scoring, heads, &past_length, is_causal, cx.optional(3))?;
     let attended = attend(cx, heads, &scoring)?;
     let y = merge_heads(cx, attended.y)?;
-    let present = if cx.is_wanted(1) {
-        let (k, v) = (cx.unsqueeze(k, &[0])?, cx.unsqueeze(v, &[0])?);
-        cx.concat(&[k, v], 0)?
-    } else {
-        y
-    };
+    let present = if cx.is_wanted(1) { join_present(cx, k, v)? } else { y };
     Ok(vec![y, present])
+}
+
+/// Keys and values of [2, batch, heads, length, size].
+fn split_past(cx: &mut NodeCx<'_, '_>, past: ValueId) -> Result<(ValueId, ValueId), Fault> {
+    let mut half = |half: usize| {
+        let part = cx.slice_axis(past, 0, Dim::from(half), Dim::ONE)?;
+        cx.squeeze(part, &[0])
+    };
+    Ok((half(0)?, half(1)?))
+}
+
+/// Keys and values as [2, batch, heads, length, size].
+fn join_present(cx: &mut NodeCx<'_, '_>, k: ValueId, v: ValueId) -> Result<ValueId, Fault> {
+    let (k, v) = (cx.unsqueeze(k, &[0])?, cx.unsqueeze(v, &[0])?);
+    cx.concat(&[k, v], 0)
+}
+
+/// A bias has a column for every key, and a cache with room left has none of fixed place.
+fn refuse_bias(cx: &NodeCx<'_, '_>, position: usize) -> Result<(), Fault> {
+    match cx.optional(position) {
+        None => Ok(()),
+        Some(_) => Err(Fault::Unsupported("a bias on the scores of a cache with room left is not covered".to_string())),
+    }
 }
 
 /// Columns of a projection [batch, length, width] for queries, keys and values: thirds, or of the sizes given.
@@ -140,21 +166,55 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let scale = cx.attributes().float("scale")?.filter(|&scale| scale != 0.0);
     let is_causal = cx.flag("causal", true)?;
     cx.float("qk_norm_epsilon", 0.0)?;
-    for (name, covered) in
-        [("smooth_softmax", 0), ("kv_cache_bit_width", 0), ("qk_output", 0), ("sliding_window_cache", 0)]
-    {
+    for (name, covered) in [("kv_cache_bit_width", 0), ("qk_output", 0)] {
         refuse(cx, name, covered)?;
     }
+    let is_smooth = cx.int("smooth_softmax", 0)? > 0;
+    let cache = match (cx.cache_lengths(), cx.optional(3), cx.optional(4)) {
+        (Some(lengths), Some(keys), Some(values)) => {
+            // What a sliding cache keeps is what the ring of this layer keeps.
+            cx.int("sliding_window_cache", 0)?;
+            Some(Cache { keys, values, lengths })
+        }
+        _ => {
+            refuse(cx, "sliding_window_cache", 0)?;
+            None
+        }
+    };
     for name in ["k_quant_type", "v_quant_type"] {
         if cx.string(name, "NONE")? != "NONE" {
             return Err(Fault::Unsupported(format!("attribute '{name}': quantised caches are not covered")));
         }
     }
-    if (11..cx.input_count()).any(|position| cx.optional(position).is_some()) {
-        return Err(Fault::Unsupported("head_sink, cache scales and query norms are not covered".to_string()));
+    if (12..cx.input_count()).any(|position| cx.optional(position).is_some()) {
+        return Err(Fault::Unsupported("cache scales and query norms are not covered".to_string()));
     }
+    let sink = match cx.optional(11) {
+        Some(sink) => Some(sink),
+        None if is_smooth => Some(cx.scalar(DType::F32, 0.0)?),
+        None => None,
+    };
     let (q, k, v) = read_grouped(cx, heads, kv_heads)?;
     let queries = length_of(cx, q)?;
+    let scale = scale.map_or_else(|| default_scale(cx, q), Ok)?;
+    if let Some(cache) = cache {
+        refuse_bias(cx, 10)?;
+        if !is_causal {
+            return Err(Fault::Unsupported("causal=0 with a cache is not covered".to_string()));
+        }
+        let (q, k) = if do_rotary {
+            let positions = match cx.optional(9) {
+                Some(positions) => cx.cast(positions, DType::I64)?,
+                None => add_new_positions(cx, cache.lengths, &queries)?,
+            };
+            (rotate(cx, q, positions, &rotation)?, rotate(cx, k, positions, &rotation)?)
+        } else {
+            (q, k)
+        };
+        let scoring = Scoring { scale, softcap, sink, ..plain(f64::NEG_INFINITY) };
+        let y = attend_behind_cache(cx, Heads { q, k, v }, &cache, window, scoring)?;
+        return Ok(vec![merge_heads(cx, y)?, k, v]);
+    }
     // `seqlens_k` counts the filled keys of a row, less one; a prompt that is padded at its end starts at 0.
     let lengths = cx.input(5)?;
     let one = cx.tensor(Tensor::scalar(1i64));
@@ -193,13 +253,7 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     }
     // The window counts the query itself.
     allowed = add_window(cx, allowed, rows, columns, (if window > 0 { window - 1 } else { -1 }, -1))?;
-    let scoring = Scoring {
-        scale: scale.map_or_else(|| default_scale(cx, q), Ok)?,
-        softcap,
-        allowed,
-        added: cx.optional(10),
-        ..plain(f64::NEG_INFINITY)
-    };
+    let scoring = Scoring { scale, softcap, allowed, added: cx.optional(10), sink, ..plain(f64::NEG_INFINITY) };
     let attended = attend(cx, heads, &scoring)?;
     Ok(vec![merge_heads(cx, attended.y)?, k, v])
 }
@@ -240,6 +294,13 @@ fn rotate(cx: &mut NodeCx<'_, '_>, x: ValueId, positions: ValueId, rotation: &Ro
     let (cos, sin) = (cx.input(7)?, cx.input(8)?);
     let half = cx.dims(cos).last().cloned().unwrap_or(Dim::ZERO);
     let size = 2 * cx.number(&half, "half of what is turned of a head")?;
+    // Filler behind the tokens of a row may lie beyond the last position that the tables have.
+    let positions = match cx.dims(cos)[0].as_const() {
+        Some(count) if cx.cache_lengths().is_some() => {
+            cx.binary_scalar(BinaryFn::Min, positions, (count - 1) as f64)?
+        }
+        _ => positions,
+    };
     let (cos, sin) = (cx.gather(cos, positions, 0)?, cx.gather(sin, positions, 0)?);
     let (cos, sin) = (cx.unsqueeze(cos, &[1])?, cx.unsqueeze(sin, &[1])?);
     add_rotation(cx, x, cos, sin, &Rotation { size, is_interleaved: rotation.is_interleaved })
@@ -247,7 +308,16 @@ fn rotate(cx: &mut NodeCx<'_, '_>, x: ValueId, positions: ValueId, rotation: &Ro
 
 /// Scoring without masks.
 fn plain(masked: f64) -> Scoring {
-    Scoring { scale: 1.0, softcap: 0.0, allowed: None, added: None, masked, may_mask_all: false, precision: None }
+    Scoring {
+        scale: 1.0,
+        softcap: 0.0,
+        allowed: None,
+        added: None,
+        masked,
+        may_mask_all: false,
+        precision: None,
+        sink: None,
+    }
 }
 
 /// The causal mask, and a mask of integers: 1 where a key may be seen, or the length of each row.

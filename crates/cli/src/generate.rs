@@ -1,0 +1,172 @@
+//! `generate`: answers to prompts, streamed where there is one answer to one prompt.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use precast::generate::plan::{Phase, StepPlan};
+use precast::generate::{
+    Completion, Completions, FinishReason, StepObserver, StepToken, TextModel, Tokenizer, generate,
+};
+use precast::{Error, RunReport, TextFolder};
+use serde_json::{Value, json};
+
+use crate::Cx;
+use crate::args::Shared;
+use crate::exit::Failure;
+use crate::output::{Console, Report, print_result};
+use crate::text_args::{FolderArgs, SearchArgs};
+
+/// Arguments of `generate`.
+#[derive(Args)]
+pub struct GenerateArgs {
+    /// The folder.
+    #[command(flatten)]
+    pub folder: FolderArgs,
+    /// The prompt, as text
+    #[arg(long, short, value_name = "TEXT", required_unless_present_any = ["tokens", "batch"])]
+    pub prompt: Option<String>,
+    /// The prompt, as ids
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "prompt")]
+    pub tokens: Option<Vec<u32>>,
+    /// Prompts, one JSON object a line: {"prompt": TEXT} or {"tokens": [IDS]}
+    #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["prompt", "tokens"])]
+    pub batch: Option<PathBuf>,
+    /// Say of every step which Program ran, how much of it was filler, by which path and why
+    #[arg(long)]
+    pub explain: bool,
+    /// How tokens are chosen.
+    #[command(flatten)]
+    pub search: SearchArgs,
+}
+
+/// Generates.
+pub fn run_generate(args: &GenerateArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
+    let TextFolder { model, tokenizer, .. } = args.folder.open(shared, cx)?;
+    let params = args.search.params(&model)?;
+    let prompts = read_prompts(args, tokenizer.as_ref())?;
+    let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+    let is_streamed = !shared.json && args.batch.is_none() && params.search.num_return_sequences == 1;
+    let is_streamed = is_streamed && params.search.num_beams == 1;
+    let mut logprobs = Vec::new();
+    let mut on_token = |token: &StepToken| {
+        if is_streamed {
+            print_result(&match &tokenizer {
+                Some(_) => token.text.clone(),
+                None if token.finished == Some(FinishReason::Eos) => String::new(),
+                None => format!("{} ", token.id),
+            });
+        }
+        if let Some((logprob, top)) = &token.logprobs {
+            logprobs.push(json!({ "row": token.row, "id": token.id, "logprob": logprob, "top": top }));
+        }
+    };
+    let observer = args.explain.then(|| explain(cx.console));
+    let begun = Instant::now();
+    let completions =
+        generate(&model, tokenizer.as_ref(), &params, &prompts, &mut on_token, observer).map_err(Error::from)?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let text = match is_streamed {
+        true => "\n".to_string(),
+        false => completions.answers.iter().fold(String::new(), |text, answer| text + &line(answer, args)),
+    };
+    Ok(Report::done(text, report_json(&model, &completions, &prompts, logprobs, seconds)))
+}
+
+/// An answer of several: its text, or all of it where a machine reads it.
+fn line(answer: &Completion, args: &GenerateArgs) -> String {
+    match (&answer.text, args.batch.is_some()) {
+        (Some(text), false) => format!("{text}\n"),
+        _ => format!("{}\n", answer_json(answer)),
+    }
+}
+
+fn answer_json(answer: &Completion) -> Value {
+    json!({
+        "prompt": answer.prompt,
+        "text": answer.text,
+        "tokens": answer.tokens,
+        "finish": answer.finish.name(),
+        "score": answer.score,
+    })
+}
+
+fn report_json(
+    model: &TextModel,
+    completions: &Completions,
+    prompts: &[&[u32]],
+    logprobs: Vec<Value>,
+    seconds: f64,
+) -> Value {
+    let stats = &completions.stats;
+    json!({
+        "device": model.device(),
+        "answers": completions.answers.iter().map(answer_json).collect::<Vec<_>>(),
+        "prompt_tokens": prompts.iter().map(|prompt| prompt.len()).collect::<Vec<_>>(),
+        "seed": completions.seed,
+        "logprobs": logprobs,
+        "seconds": seconds,
+        "steps": stats.steps,
+        "tokens_run": stats.tokens,
+        "tokens_padded": stats.padded_tokens,
+    })
+}
+
+/// Says of every step what it ran.
+pub fn explain(console: Console) -> StepObserver {
+    Box::new(move |plan, report| console.tell(&step_line(plan, report)))
+}
+
+fn step_line(plan: &StepPlan, report: &RunReport) -> String {
+    let phase = match plan.phase {
+        Phase::Prefill => "prefill",
+        Phase::Decode => "decode",
+    };
+    let mut line = String::new();
+    let shape = plan.shape;
+    let _ = write!(line, "{phase}: Program rows={} length={} capacity={}", shape.rows, shape.length, shape.capacity);
+    let valid: usize = plan.rows.iter().map(|row| row.valid).sum();
+    let _ = write!(line, ", {valid} tokens and {} of filler", plan.padded_tokens());
+    let _ =
+        write!(line, ", {:?} by {:?} from {:?} ({})", report.tier, report.path, report.origin, report.reason.name());
+    line
+}
+
+fn read_prompts(args: &GenerateArgs, tokenizer: Option<&Tokenizer>) -> Result<Vec<Vec<u32>>, Failure> {
+    match (&args.prompt, &args.tokens, &args.batch) {
+        (Some(text), ..) => Ok(vec![encode(text, tokenizer)?]),
+        (_, Some(tokens), _) => Ok(vec![tokens.clone()]),
+        (_, _, Some(path)) => read_batch(path, tokenizer),
+        (None, None, None) => Err(Failure::usage("no prompt: give --prompt, --tokens or --batch")),
+    }
+}
+
+/// Ids of a text.
+pub fn encode(text: &str, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, Failure> {
+    let Some(tokenizer) = tokenizer else {
+        return Err(Failure::usage("the folder has no tokenizer.json: give ids with --tokens"));
+    };
+    Ok(tokenizer.encode(text).map_err(Error::from)?)
+}
+
+fn read_batch(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<Vec<Vec<u32>>, Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::usage(format!("cannot read '{}': {error}", path.display())))?;
+    let mut prompts = Vec::new();
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let place = || format!("'{}' line {}", path.display(), number + 1);
+        let value: Value =
+            serde_json::from_str(line).map_err(|error| Failure::usage(format!("{}: {error}", place())))?;
+        let tokens = value.get("tokens").map(|tokens| serde_json::from_value::<Vec<u32>>(tokens.clone()));
+        prompts.push(match (value.get("prompt").and_then(Value::as_str), tokens) {
+            (Some(text), None) => encode(text, tokenizer)?,
+            (None, Some(Ok(tokens))) => tokens,
+            _ => return Err(Failure::usage(format!("{}: a \"prompt\" or \"tokens\" was expected", place()))),
+        });
+    }
+    if prompts.is_empty() {
+        return Err(Failure::usage(format!("'{}' has no prompts", path.display())));
+    }
+    Ok(prompts)
+}

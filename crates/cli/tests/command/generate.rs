@@ -1,0 +1,109 @@
+//! `generate`, `chat` and `bench` on a tiny model folder.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::Bench;
+
+/// A folder of the tests of text generation.
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../generate/tests/data").join(name)
+}
+
+fn run(bench: &Bench, verb: &str, name: &str, arguments: &str) -> crate::Outcome {
+    bench.run(&format!("{verb} {} {arguments}", folder(name).display()))
+}
+
+#[test]
+fn tokens_and_texts_are_prompts() {
+    let bench = Bench::new();
+    let outcome = run(&bench, "generate", "llama-fp32", "--tokens 5,6,7,8 -n 6 --json --quiet");
+    assert_eq!((outcome.exit, outcome.stderr.as_str()), (0, ""));
+    let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(json["answers"][0]["tokens"], serde_json::json!([86, 282, 221, 15, 180, 176]));
+    assert_eq!((json["schema"].as_str(), json["device"].as_str()), (Some("precast.generate/1"), Some("cpu")));
+    let outcome = run(&bench, "generate", "llama-fp32", "-p hello -n 3 --stop hello --quiet");
+    assert_eq!(outcome.exit, 0);
+    assert!(outcome.stdout.ends_with('\n'));
+}
+
+#[test]
+fn batches_and_beams_print_a_line_an_answer() {
+    let bench = Bench::new();
+    bench.write("b.jsonl", b"{\"tokens\":[1,2,3]}\n{\"tokens\":[90]}\n");
+    let outcome = run(&bench, "generate", "gpt2_like-fp32", "--batch b.jsonl -n 3 --quiet");
+    let answers: Vec<Value> = outcome.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(answers.len(), 2);
+    assert_eq!((&answers[0]["prompt"], &answers[0]["tokens"][0]), (&Value::from(0), &Value::from(71)));
+    let beams = "--tokens 5,6 -n 3 --num-beams 3 --num-return-sequences 2 --json --quiet";
+    let json: Value = serde_json::from_str(&run(&bench, "generate", "gpt2_like-fp32", beams).stdout).unwrap();
+    assert_eq!(json["answers"].as_array().unwrap().len(), 2);
+    bench.write("bad.jsonl", b"{\"text\":\"x\"}\n");
+    let outcome = run(&bench, "generate", "gpt2_like-fp32", "--batch bad.jsonl --quiet");
+    assert_eq!(
+        (outcome.exit, outcome.stderr.as_str()),
+        (2, "error: 'bad.jsonl' line 1: a \"prompt\" or \"tokens\" was expected\n")
+    );
+}
+
+#[test]
+fn wrong_options_and_configurations_say_what_is_wrong() {
+    let bench = Bench::new();
+    let outcome = run(&bench, "generate", "llama-fp32", "--tokens 320 --quiet");
+    assert_eq!(
+        (outcome.exit, outcome.stderr.as_str()),
+        (2, "error: token 0 of row 0 is 320; the vocabulary has 320\n")
+    );
+    let outcome = run(&bench, "generate", "llama-fp32", "--tokens 5 --top-p 2 --quiet");
+    assert_eq!((outcome.exit, outcome.stderr.as_str()), (2, "error: 2 was given; a top_p of 0 to 1 was expected\n"));
+    bench.write("o.json", b"{\"serch\": {}}");
+    let outcome = run(&bench, "generate", "llama-fp32", "--tokens 5 --overlay o.json --quiet");
+    assert_eq!(outcome.exit, 3);
+    assert_eq!(outcome.stderr, "error: o.json:1:2: serch is not a key of the root; did you mean 'search'?\n");
+    let device = "{\"model\":{\"decoder\":{\"session_options\":{\"provider_options\":[{\"amdgpi\":{}}]}}}}";
+    bench.write("o.json", device.as_bytes());
+    let outcome = run(&bench, "generate", "llama-fp32", "--tokens 5 --overlay o.json --quiet");
+    assert!(outcome.stderr.contains("Did you mean 'amdgpu'?"), "{}", outcome.stderr);
+}
+
+#[test]
+fn steps_are_explained() {
+    let outcome = run(&Bench::new(), "generate", "llama-fp32", "--tokens 5,6,7,8,9 -n 2 --explain");
+    let steps: Vec<&str> = outcome.stderr.lines().filter(|line| line.contains("Program")).collect();
+    assert!(
+        steps[0].starts_with("prefill: Program rows=1 length=6 capacity=256, 5 tokens and 1 of filler"),
+        "{steps:?}"
+    );
+    assert!(
+        steps[1].starts_with("decode: Program rows=1 length=1 capacity=256, 1 tokens and 0 of filler"),
+        "{steps:?}"
+    );
+}
+
+#[test]
+fn a_conversation_keeps_what_was_said_and_forgets_on_request() {
+    let bench = Bench::new();
+    let arguments = format!("chat {} -n 4 --quiet", folder("llama-fp32").display());
+    let mut command = bench.command(&arguments);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let typed = b"hi\nagain\n/rewind\nmore\n/save said.json\n/exit\n";
+    child.stdin.take().unwrap().write_all(typed).unwrap();
+    let outcome = child.wait_with_output().unwrap();
+    assert!(outcome.status.success());
+    let said: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(bench.path("said.json")).unwrap()).unwrap();
+    let roles: Vec<&str> = said.iter().map(|message| message["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
+    assert_eq!((said[0]["content"].as_str(), said[2]["content"].as_str()), (Some("hi"), Some("more")));
+}
+
+#[test]
+fn speed_is_measured_by_prompt_and_by_token() {
+    let outcome = run(&Bench::new(), "bench", "gpt2_like-fp32", "-p 8 -n 4 -b 1,2 -r 2 --json --quiet");
+    let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let tests: Vec<&str> = json["rows"].as_array().unwrap().iter().map(|row| row["test"].as_str().unwrap()).collect();
+    assert_eq!(tests, ["pp8", "tg4", "pp8+tg4", "pp8", "tg4", "pp8+tg4"]);
+    assert!(json["rows"][0]["tokens_per_second"].as_f64().unwrap() > 0.0);
+}

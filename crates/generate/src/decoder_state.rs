@@ -1,0 +1,217 @@
+//! Sequences and their caches on a decoder: runs what is pending, step by step, and keeps the scores behind each row. A step
+//! that fails changes nothing: new keys and values are written when it has succeeded.
+
+use crate::kv_cache::KvCache;
+use crate::ladder::Ladders;
+use crate::plan::{Limits, RowState, StepPlan, plan};
+use crate::text_model::{StepError, TextModel};
+
+/// One row: its tokens and how many of them are cached.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    /// Prompt and generated tokens.
+    pub tokens: Vec<u32>,
+    /// Which of them were generated.
+    pub is_generated: Vec<bool>,
+    /// Leading tokens whose keys and values are cached.
+    pub cached: usize,
+    /// Scores of the token behind the last one, before any rule.
+    pub logits: Option<Vec<f32>>,
+    /// Whether the row takes part in steps.
+    pub is_live: bool,
+}
+
+impl Sequence {
+    fn new() -> Sequence {
+        Sequence { tokens: Vec::new(), is_generated: Vec::new(), cached: 0, logits: None, is_live: true }
+    }
+
+    /// Adds a token; the scores are no longer those behind the last one.
+    pub fn push(&mut self, token: u32, is_generated: bool) {
+        self.tokens.push(token);
+        self.is_generated.push(is_generated);
+        self.logits = None;
+    }
+
+    /// Keeps the first tokens. At least the last one is run again, for its scores.
+    pub fn truncate(&mut self, length: usize) {
+        self.tokens.truncate(length);
+        self.is_generated.truncate(length);
+        self.cached = self.cached.min(length.saturating_sub(1));
+        self.logits = None;
+    }
+}
+
+/// What was run so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepStats {
+    /// Steps.
+    pub steps: usize,
+    /// Tokens that were computed and wanted.
+    pub tokens: usize,
+    /// Tokens that were computed as filler.
+    pub padded_tokens: usize,
+    /// Times that a cache was made larger.
+    pub growths: usize,
+    /// Rows that were run again from their first token, because a window had dropped what was needed.
+    pub reruns: usize,
+}
+
+/// Who is told what each step ran.
+pub type StepObserver = Box<dyn FnMut(&StepPlan, &precast_session::RunReport) + Send>;
+
+/// Sequences on a decoder.
+pub struct DecoderState {
+    model: TextModel,
+    ladders: Ladders,
+    cache: KvCache,
+    /// Rows in the order of slots.
+    rows: Vec<Sequence>,
+    stats: StepStats,
+    observer: Option<StepObserver>,
+}
+
+impl DecoderState {
+    /// So many empty rows, with room for prompts of this length.
+    pub fn new(
+        model: &TextModel,
+        rows: usize,
+        prompt: usize,
+        max_new_tokens: Option<usize>,
+        chunk: Option<usize>,
+    ) -> DecoderState {
+        let own = model.ladders();
+        let ladders = chunk.map_or_else(|| own.clone(), |chunk| own.with_chunk(chunk));
+        let slots = ladders.rows.at_least(rows).unwrap_or(rows);
+        let cache = KvCache::new(model.layers(), slots, ladders.capacity_at_first(prompt, max_new_tokens));
+        let rows = (0..rows).map(|_| Sequence::new()).collect();
+        DecoderState { model: model.clone(), ladders, cache, rows, stats: StepStats::default(), observer: None }
+    }
+
+    /// Tells someone what each step ran.
+    pub fn observe(&mut self, observer: StepObserver) {
+        self.observer = Some(observer);
+    }
+
+    /// The decoder.
+    pub fn model(&self) -> &TextModel {
+        &self.model
+    }
+
+    /// The rows.
+    pub fn rows(&self) -> &[Sequence] {
+        &self.rows
+    }
+
+    /// A row to change.
+    pub fn row_mut(&mut self, row: usize) -> &mut Sequence {
+        &mut self.rows[row]
+    }
+
+    /// What was run so far.
+    pub fn stats(&self) -> &StepStats {
+        &self.stats
+    }
+
+    /// Bytes of the cache.
+    pub fn cache_bytes(&self) -> usize {
+        self.cache.bytes()
+    }
+
+    /// Keeps the first tokens of a row. Where a window has dropped what the rest needs, the row is run again from its start.
+    pub fn rewind(&mut self, row: usize, length: usize) {
+        self.rows[row].truncate(length);
+        if !self.cache.is_intact(row, self.rows[row].cached) {
+            self.cache.clear(row);
+            self.rows[row].cached = 0;
+            self.stats.reruns += 1;
+        }
+    }
+
+    /// A new row that is what another is.
+    pub fn fork(&mut self, row: usize) -> usize {
+        let new = self.rows.len();
+        if new >= self.cache.slots() {
+            let slots = self.ladders.rows.at_least(new + 1).unwrap_or(new + 1);
+            self.cache = self.cache.grown(slots, self.cache.capacity());
+        }
+        self.cache.copy_slot(row, new);
+        self.rows.push(self.rows[row].clone());
+        new
+    }
+
+    /// Gives successive rows, from `first` on, what the rows of these positions among them are.
+    pub fn reorder(&mut self, first: usize, parents: &[usize]) {
+        self.cache.reorder(first, parents);
+        let new: Vec<Sequence> = parents.iter().map(|parent| self.rows[first + parent].clone()).collect();
+        for (position, sequence) in new.into_iter().enumerate() {
+            self.rows[first + position] = sequence;
+        }
+    }
+
+    /// Takes back all that happened to the rows since they were like this. Their caches hold more tokens by now, which the
+    /// next ones are written over; a row of which a window has dropped something is run again from its start.
+    pub fn restore(&mut self, rows: Vec<Sequence>) {
+        self.rows = rows;
+        for row in 0..self.rows.len() {
+            if !self.cache.is_intact(row, self.rows[row].cached) {
+                self.cache.clear(row);
+                (self.rows[row].cached, self.rows[row].logits) = (0, None);
+                self.stats.reruns += 1;
+            }
+        }
+    }
+
+    /// Runs all pending tokens of live rows, so that each has scores.
+    pub fn run_pending(&mut self) -> Result<(), StepError> {
+        while let Some(plan) = plan(&self.row_states(), self.limits()) {
+            self.run(&plan)?;
+        }
+        Ok(())
+    }
+
+    /// Rows without scores have something pending; rows that are not live never have.
+    fn row_states(&self) -> Vec<RowState> {
+        let state = |row: &Sequence| match row.is_live {
+            true => RowState { length: row.tokens.len(), cached: row.cached },
+            false => RowState { length: row.cached, cached: row.cached },
+        };
+        self.rows.iter().map(state).collect()
+    }
+
+    fn limits(&self) -> Limits<'_> {
+        Limits { ladders: &self.ladders, slots: self.cache.slots(), capacity: self.cache.capacity() }
+    }
+
+    fn run(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        if plan.shape.capacity > self.cache.capacity() {
+            self.cache = self.cache.grown(self.cache.slots(), plan.shape.capacity);
+            self.stats.growths += 1;
+        }
+        let tokens: Vec<&[u32]> =
+            plan.rows.iter().map(|row| &self.rows[row.slot].tokens[row.cached..row.cached + row.valid]).collect();
+        let outputs = self.model.run(plan, &tokens, &self.cache)?;
+        if let Some(observer) = &mut self.observer {
+            observer(plan, &outputs.report);
+        }
+        for (layer, half, words) in &outputs.present {
+            let bytes: &[u8] = bytemuck::cast_slice(words);
+            let row_bytes = self.cache.step_bytes(*layer, *half, plan.shape.length);
+            for (position, row) in plan.rows.iter().enumerate() {
+                let new = &bytes[position * row_bytes..][..row_bytes];
+                self.cache.write(*layer, *half, row.slot, row.cached, new, row.valid);
+            }
+        }
+        for (row, logits) in plan.rows.iter().zip(outputs.logits) {
+            let sequence = &mut self.rows[row.slot];
+            sequence.cached += row.valid;
+            if row.is_last {
+                sequence.logits = Some(logits);
+            }
+        }
+        self.stats.steps += 1;
+        self.stats.tokens += plan.rows.iter().map(|row| row.valid).sum::<usize>();
+        self.stats.padded_tokens += plan.padded_tokens();
+        Ok(())
+    }
+}

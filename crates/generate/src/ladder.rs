@@ -1,0 +1,170 @@
+//! Sizes that have Programs. A size between two of them runs on the next larger one.
+
+use crate::config::TuningConfig;
+
+/// Tokens of the smallest cache.
+const CAPACITY_MIN: usize = 256;
+/// New tokens that a cache has room for at first, where the caller allows more.
+const ROOM_AT_FIRST: usize = 256;
+
+/// Rising sizes, without repeats.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ladder(Vec<usize>);
+
+impl Ladder {
+    /// A ladder of these sizes and `largest`, without what is larger.
+    pub fn of(sizes: impl IntoIterator<Item = usize>, largest: usize) -> Ladder {
+        let mut sizes: Vec<usize> = sizes.into_iter().filter(|&size| size > 0 && size < largest).collect();
+        sizes.push(largest);
+        sizes.sort_unstable();
+        sizes.dedup();
+        Ladder(sizes)
+    }
+
+    /// 1, 2, 3, 4, 6, 8, 12, …: powers of two and three times them, and `largest`.
+    pub fn fine(largest: usize) -> Ladder {
+        let powers = (0..usize::BITS - 2).map(|shift| 1usize << shift).take_while(|&power| power < largest);
+        Ladder::of(powers.flat_map(|power| [power, 3 * power]), largest)
+    }
+
+    /// Every size up to `largest`: nothing is ever filler.
+    pub fn exact(largest: usize) -> Ladder {
+        Ladder::of(1..largest, largest)
+    }
+
+    /// 256, 512, 1024, … and `largest`.
+    pub fn doubling(largest: usize) -> Ladder {
+        let doubled = std::iter::successors(Some(CAPACITY_MIN), |size| size.checked_mul(2));
+        Ladder::of(doubled.take_while(|&size| size < largest), largest)
+    }
+
+    /// The smallest size that holds `count`.
+    pub fn at_least(&self, count: usize) -> Option<usize> {
+        self.0.iter().copied().find(|&size| size >= count)
+    }
+
+    /// The largest size that `count` fills.
+    pub fn at_most(&self, count: usize) -> Option<usize> {
+        self.0.iter().copied().rfind(|&size| size <= count)
+    }
+
+    /// The largest size.
+    pub fn largest(&self) -> usize {
+        self.0.last().copied().unwrap_or(1)
+    }
+
+    /// All sizes, rising.
+    pub fn sizes(&self) -> &[usize] {
+        &self.0
+    }
+}
+
+/// The ladders of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ladders {
+    /// New tokens of one row.
+    pub length: Ladder,
+    /// Rows of a decode step.
+    pub rows: Ladder,
+    /// Slots of a cache.
+    pub capacity: Ladder,
+}
+
+impl Ladders {
+    /// The ladders of a folder: what it says, else the default for chunks of `chunk` tokens and at most `rows` rows.
+    pub fn new(tuning: &TuningConfig, context_length: usize, chunk: usize, rows: usize) -> Ladders {
+        let largest = |sizes: &Option<Vec<usize>>| sizes.as_ref().and_then(|sizes| sizes.iter().copied().max());
+        let chunk = tuning.chunk.or_else(|| largest(&tuning.length_buckets)).unwrap_or(chunk);
+        let chunk = chunk.min(context_length).max(1);
+        let rows = rows.max(largest(&tuning.row_buckets).unwrap_or(1));
+        Ladders {
+            length: match &tuning.length_buckets {
+                Some(sizes) => Ladder::of(sizes.iter().copied(), chunk),
+                None => Ladder::fine(chunk),
+            },
+            rows: match &tuning.row_buckets {
+                Some(sizes) => Ladder::of(sizes.iter().copied(), rows),
+                None => Ladder::fine(rows),
+            },
+            capacity: match &tuning.kv_capacity_buckets {
+                Some(sizes) => Ladder::of(sizes.iter().copied(), context_length),
+                None => Ladder::doubling(context_length),
+            },
+        }
+    }
+
+    /// The same capacities for a model in which filler would change answers: every length and one row at a time. Whole prompts
+    /// run at once, since cutting one would change it too.
+    pub fn without_filler(&self) -> Ladders {
+        let longest = self.capacity.largest();
+        Ladders { length: Ladder::exact(longest), rows: Ladder::exact(1), capacity: self.capacity.clone() }
+    }
+
+    /// The same ladders for chunks of at most so many tokens: the chunk is rounded up to a size that there is.
+    pub fn with_chunk(&self, chunk: usize) -> Ladders {
+        let largest = self.length.at_least(chunk).unwrap_or_else(|| self.length.largest());
+        Ladders { length: Ladder::of(self.length.sizes().iter().copied(), largest), ..self.clone() }
+    }
+
+    /// Slots of a cache for a prompt, with room for what is generated first. The longest length that is allowed plays no
+    /// part: a cache grows when it must.
+    pub fn capacity_at_first(&self, prompt: usize, max_new_tokens: Option<usize>) -> usize {
+        let wanted = prompt + max_new_tokens.unwrap_or(ROOM_AT_FIRST).min(ROOM_AT_FIRST);
+        self.capacity.at_least(wanted).unwrap_or_else(|| self.capacity.largest())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fine_ladder_has_the_sizes_of_the_specification() {
+        assert_eq!(Ladder::fine(512).sizes(), [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]);
+        assert_eq!(Ladder::fine(512).sizes().len(), 18);
+        assert_eq!(Ladder::fine(10).sizes(), [1, 2, 3, 4, 6, 8, 10]);
+        assert_eq!(Ladder::fine(1).sizes(), [1]);
+        assert_eq!(Ladder::doubling(2000).sizes(), [256, 512, 1024, 2000]);
+        assert_eq!(Ladder::doubling(100).sizes(), [100]);
+        assert_eq!(Ladder::exact(3).sizes(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn waste_of_the_fine_ladder_is_below_a_half() {
+        let ladder = Ladder::fine(512);
+        for count in 1..=512 {
+            let size = ladder.at_least(count).unwrap_or(0);
+            assert!(size >= count && 2 * size <= 3 * count, "{count} runs as {size}");
+        }
+        assert_eq!((ladder.at_least(513), ladder.at_most(5), ladder.at_most(0)), (None, Some(4), None));
+    }
+
+    #[test]
+    fn defect_24_a_cache_does_not_follow_the_longest_length() {
+        let ladders = Ladders::new(&TuningConfig::default(), 131_072, 128, 1);
+        assert_eq!(ladders.capacity_at_first(20, None), 512);
+        assert_eq!(ladders.capacity_at_first(20, Some(64)), 256);
+        assert_eq!(ladders.capacity_at_first(131_000, None), 131_072);
+    }
+
+    #[test]
+    fn a_folder_may_name_its_own_sizes() {
+        let tuning = TuningConfig {
+            length_buckets: Some(vec![200, 10]),
+            row_buckets: Some(vec![4]),
+            kv_capacity_buckets: Some(vec![40, 600]),
+            ..TuningConfig::default()
+        };
+        let ladders = Ladders::new(&tuning, 512, 128, 2);
+        assert_eq!(ladders.length.sizes(), [10, 200]);
+        assert_eq!((ladders.rows.sizes(), ladders.capacity.sizes()), (&[4][..], &[40, 512][..]));
+        assert_eq!(ladders.without_filler().rows.sizes(), [1]);
+    }
+
+    #[test]
+    fn a_chunk_is_rounded_up_to_a_size_that_there_is() {
+        let ladders = Ladders::new(&TuningConfig::default(), 512, 128, 4);
+        assert_eq!(ladders.with_chunk(9).length.sizes(), [1, 2, 3, 4, 6, 8, 12]);
+        assert_eq!(ladders.with_chunk(1000).length.largest(), 128);
+    }
+}

@@ -1,0 +1,27 @@
+//! Text generation: from a model folder to a stream of tokens. The configuration of a folder, its tokenizer and chat
+//! template, the rules by which tokens are chosen, and the planner and caches that drive a decoder's Programs. Knows no
+//! target, no ONNX and no HTTP.
+#![forbid(unsafe_code)]
+
+pub mod chat_template;
+pub mod completion;
+pub mod config;
+pub mod decoder_state;
+pub mod generator;
+pub mod kv_cache;
+pub mod ladder;
+pub mod plan;
+pub mod roles;
+pub mod search;
+pub mod suggestion;
+pub mod text_model;
+pub mod text_stream;
+pub mod tokenizer;
+
+pub use completion::{Completion, Completions, generate};
+pub use config::{Folder, GenerationConfig};
+pub use decoder_state::{StepObserver, StepStats};
+pub use generator::{GenerateError, Generator, StepToken};
+pub use search::{FinishReason, GeneratorParams};
+pub use text_model::TextModel;
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,210 @@
+//! What the next step runs: a pure function of the rows' lengths. Every shape, position and index of a step derives from
+//! its plan; nothing else looks at shapes.
+
+use crate::ladder::Ladders;
+
+/// A row as the planner sees it, in the order of the slots of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowState {
+    /// Tokens of the row.
+    pub length: usize,
+    /// Leading tokens that are in the cache.
+    pub cached: usize,
+}
+
+impl RowState {
+    /// Tokens that are not in the cache.
+    pub fn pending(self) -> usize {
+        self.length - self.cached
+    }
+}
+
+/// What a step is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Several tokens of one row, or the first of it.
+    Prefill,
+    /// One token of each row.
+    Decode,
+}
+
+/// Sizes of a Program. All of them: a prompt of one token that runs on a longer Program is no decode step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StepShape {
+    /// Rows.
+    pub rows: usize,
+    /// New tokens of each.
+    pub length: usize,
+    /// Slots of the cache.
+    pub capacity: usize,
+}
+
+/// A row of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedRow {
+    /// Its slot.
+    pub slot: usize,
+    /// Tokens that are in the cache.
+    pub cached: usize,
+    /// New tokens; what follows in the Program's length is filler.
+    pub valid: usize,
+    /// Whether these are the last pending tokens, so that the scores behind them are wanted.
+    pub is_last: bool,
+}
+
+impl PlannedRow {
+    /// Where the scores of this row are: behind its last valid token.
+    pub fn logits_index(&self) -> usize {
+        self.valid - 1
+    }
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepPlan {
+    /// What it is for.
+    pub phase: Phase,
+    /// Sizes of its Program.
+    pub shape: StepShape,
+    /// Its rows: successive slots. What follows in the Program's rows is filler.
+    pub rows: Vec<PlannedRow>,
+}
+
+impl StepPlan {
+    /// The first slot.
+    pub fn first_slot(&self) -> usize {
+        self.rows.first().map_or(0, |row| row.slot)
+    }
+
+    /// Tokens that are computed and thrown away.
+    pub fn padded_tokens(&self) -> usize {
+        self.shape.rows * self.shape.length - self.rows.iter().map(|row| row.valid).sum::<usize>()
+    }
+}
+
+/// What a plan may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits<'a> {
+    /// Sizes that have Programs.
+    pub ladders: &'a Ladders,
+    /// Slots of the cache that there are rows for.
+    pub slots: usize,
+    /// Tokens that each slot has room for now.
+    pub capacity: usize,
+}
+
+/// The next step, or none if nothing is pending. Rows with several pending tokens come first, one at a time; then all rows
+/// with one pending token that lie side by side.
+pub fn plan(rows: &[RowState], limits: Limits<'_>) -> Option<StepPlan> {
+    let is_prefill = |row: &RowState| row.pending() > 1 || (row.pending() == 1 && row.cached == 0);
+    if let Some(slot) = rows.iter().position(is_prefill) {
+        return Some(plan_prefill(slot, rows[slot], limits));
+    }
+    let first = rows.iter().position(|row| row.pending() == 1)?;
+    let count = rows[first..].iter().take_while(|row| row.pending() == 1).count();
+    Some(plan_decode(first, &rows[first..first + count], limits))
+}
+
+fn plan_prefill(slot: usize, row: RowState, limits: Limits<'_>) -> StepPlan {
+    let valid = row.pending().min(limits.ladders.length.largest());
+    let length = limits.ladders.length.at_least(valid).unwrap_or(valid);
+    let planned = PlannedRow { slot, cached: row.cached, valid, is_last: valid == row.pending() };
+    let shape = StepShape { rows: 1, length, capacity: capacity_for(row.cached + valid, limits) };
+    StepPlan { phase: Phase::Prefill, shape, rows: vec![planned] }
+}
+
+fn plan_decode(first: usize, rows: &[RowState], limits: Limits<'_>) -> StepPlan {
+    let fits = |size: &usize| first + size <= limits.slots;
+    let padded = limits.ladders.rows.at_least(rows.len()).filter(fits);
+    let size = padded.or_else(|| limits.ladders.rows.at_most(rows.len())).unwrap_or(1);
+    let rows = &rows[..rows.len().min(size)];
+    let planned = rows.iter().enumerate();
+    let planned = planned.map(|(position, row)| PlannedRow {
+        slot: first + position,
+        cached: row.cached,
+        valid: 1,
+        is_last: true,
+    });
+    let longest = rows.iter().map(|row| row.length).max().unwrap_or(0);
+    let shape = StepShape { rows: size, length: 1, capacity: capacity_for(longest, limits) };
+    StepPlan { phase: Phase::Decode, shape, rows: planned.collect() }
+}
+
+/// The cache as it is, or grown to hold so many tokens.
+fn capacity_for(tokens: usize, limits: Limits<'_>) -> usize {
+    if tokens <= limits.capacity {
+        return limits.capacity;
+    }
+    limits.ladders.capacity.at_least(tokens).unwrap_or(tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::TuningConfig;
+    use proptest::prelude::*;
+
+    fn ladders(chunk: usize, rows: usize) -> Ladders {
+        Ladders::new(&TuningConfig::default(), 4096, chunk, rows)
+    }
+
+    fn row(length: usize, cached: usize) -> RowState {
+        RowState { length, cached }
+    }
+
+    #[test]
+    fn prompts_come_first_and_then_rows_that_lie_side_by_side() {
+        let ladders = ladders(16, 8);
+        let limits = Limits { ladders: &ladders, slots: 8, capacity: 256 };
+        let prefill = plan(&[row(5, 4), row(25, 0), row(9, 9)], limits);
+        let planned = PlannedRow { slot: 1, cached: 0, valid: 16, is_last: false };
+        let shape = StepShape { rows: 1, length: 16, capacity: 256 };
+        assert_eq!(prefill, Some(StepPlan { phase: Phase::Prefill, shape, rows: vec![planned] }));
+        let decode =
+            plan(&[row(5, 4), row(25, 24), row(9, 9), row(7, 6)], limits).map(|plan| (plan.shape, plan.rows.len()));
+        assert_eq!(decode, Some((StepShape { rows: 2, length: 1, capacity: 256 }, 2)));
+        assert_eq!(plan(&[row(5, 5)], limits), None);
+    }
+
+    #[test]
+    fn defect_10_a_prompt_of_one_token_is_no_decode_step() {
+        let ladders = ladders(16, 1);
+        let limits = Limits { ladders: &ladders, slots: 1, capacity: 256 };
+        assert_eq!(plan(&[row(1, 0)], limits).map(|plan| plan.phase), Some(Phase::Prefill));
+        assert_eq!(plan(&[row(2, 1)], limits).map(|plan| plan.phase), Some(Phase::Decode));
+    }
+
+    proptest! {
+        /// Steps until nothing is pending: every token is run once, in order, within every limit.
+        #[test]
+        fn plans_run_every_pending_token_once(
+            lengths in prop::collection::vec((0usize..700, 0usize..700), 1..7), chunk in 1usize..200, rows_max in 1usize..9,
+        ) {
+            let ladders = ladders(chunk, rows_max);
+            let mut rows: Vec<RowState> = lengths.iter().map(|&(a, b)| row(a.max(b), a.min(b))).collect();
+            let slots = ladders.rows.at_least(rows.len()).unwrap_or(rows.len());
+            let mut capacity = ladders.capacity_at_first(rows.iter().map(|row| row.length).max().unwrap_or(0), Some(0));
+            let pending: usize = rows.iter().map(|row| row.pending()).sum();
+            let (mut steps, mut done) = (0, 0);
+            while let Some(plan) = plan(&rows, Limits { ladders: &ladders, slots, capacity }) {
+                prop_assert!(plan.shape.capacity >= capacity);
+                capacity = plan.shape.capacity;
+                prop_assert!(!plan.rows.is_empty() && plan.rows.len() <= plan.shape.rows);
+                prop_assert!(plan.first_slot() + plan.shape.rows <= slots);
+                for (position, planned) in plan.rows.iter().enumerate() {
+                    prop_assert_eq!(planned.slot, plan.first_slot() + position);
+                    let row = &mut rows[planned.slot];
+                    prop_assert_eq!(planned.cached, row.cached);
+                    prop_assert!(planned.valid >= 1 && planned.valid <= plan.shape.length.min(row.pending()));
+                    prop_assert_eq!(planned.is_last, planned.valid == row.pending());
+                    prop_assert!(row.cached + planned.valid <= capacity);
+                    row.cached += planned.valid;
+                    done += planned.valid;
+                }
+                steps += 1;
+                prop_assert!(steps <= pending);
+            }
+            prop_assert_eq!(done, pending);
+        }
+    }
+}

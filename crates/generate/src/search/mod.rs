@@ -1,0 +1,41 @@
+//! How the next token is chosen from scores, and when a sequence ends. Pure code: the same rules for one row, a batch,
+//! beams and every device.
+
+mod beam;
+mod choose;
+mod params;
+mod philox;
+mod rules;
+mod stop;
+
+pub use beam::{BeamSearch, BeamStep, Hypothesis};
+pub use choose::{Choice, choose, log_softmax, log_softmax_at, top_logprobs};
+pub use params::{GeneratorParams, ParamsError};
+pub use philox::{Draw, uniform};
+pub use rules::{History, RuleError, apply_rules, check_logits};
+pub use stop::{Passed, StopMatcher};
+
+/// Why a row ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A token that ends sequences was chosen.
+    Eos,
+    /// The stop string of this position appeared.
+    StopString(usize),
+    /// As many tokens were generated as were asked for.
+    MaxNewTokens,
+    /// The row is as long as it may be.
+    MaxLength,
+}
+
+impl FinishReason {
+    /// The reason in one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            FinishReason::Eos => "eos",
+            FinishReason::StopString(_) => "stop_string",
+            FinishReason::MaxNewTokens => "max_new_tokens",
+            FinishReason::MaxLength => "max_length",
+        }
+    }
+}

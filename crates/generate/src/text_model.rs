@@ -1,0 +1,253 @@
+//! A decoder that is opened on a device: its Session, what each of the Session's inputs and outputs is for, and the
+//! configuration of its folder. Immutable, cheap to clone, shared by threads.
+
+use std::sync::Arc;
+
+use precast_session::{Argument, RunReport, Session, SessionError};
+use precast_tensor::{DType, Tensor, TensorError};
+
+use crate::config::GenerationConfig;
+use crate::kv_cache::{Half, KvCache, LayerLayout};
+use crate::ladder::Ladders;
+use crate::plan::StepPlan;
+
+/// What an input of the Session is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputRole {
+    /// New tokens [rows, length].
+    Ids,
+    /// Their positions [rows, length].
+    Positions,
+    /// Which slots of the cache, and behind them which new tokens, are tokens: [rows, capacity + length].
+    Mask,
+    /// Tokens that are cached, i32 [rows].
+    Lengths,
+    /// Which new token's scores are wanted, i64 [rows].
+    LogitsIndex,
+    /// Keys or values of a layer's cache.
+    Past(usize, Half),
+}
+
+/// What an output of the Session is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputRole {
+    /// Scores [rows, 1, vocabulary].
+    Logits,
+    /// Keys or values of the new tokens of a layer [rows, heads, length, size].
+    Present(usize, Half),
+}
+
+/// Why a decoder's step did not run.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// The Session failed.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// The scores are of a type that cannot be read.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+}
+
+/// A decoder on a device.
+#[derive(Clone)]
+pub struct TextModel {
+    shared: Arc<TextModelParts>,
+}
+
+/// What a TextModel is made of.
+pub struct TextModelParts {
+    /// The configuration of its folder.
+    pub config: GenerationConfig,
+    /// The Session; its dims are exact.
+    pub session: Session,
+    /// What the Session's inputs are for, in order, and their element types.
+    pub inputs: Vec<(InputRole, DType)>,
+    /// What the Session's outputs are, in order, and their element types.
+    pub outputs: Vec<(OutputRole, DType)>,
+    /// What each layer caches.
+    pub layers: Vec<LayerLayout>,
+    /// Ids that scores have.
+    pub vocabulary: usize,
+    /// Sizes that have Programs.
+    pub ladders: Ladders,
+    /// Canonical name of the device.
+    pub device: String,
+}
+
+/// What a step gave.
+pub struct StepOutputs {
+    /// Scores of each row of the Program.
+    pub logits: Vec<Vec<f32>>,
+    /// Keys and values of new tokens by layer: bytes of [rows, heads, length, size].
+    pub present: Vec<(usize, Half, Vec<u64>)>,
+    /// What the Session did.
+    pub report: RunReport,
+}
+
+impl TextModel {
+    /// A decoder of these parts.
+    pub fn new(parts: TextModelParts) -> TextModel {
+        TextModel { shared: Arc::new(parts) }
+    }
+
+    /// The configuration of its folder.
+    pub fn config(&self) -> &GenerationConfig {
+        &self.shared.config
+    }
+
+    /// Ids that scores have.
+    pub fn vocabulary(&self) -> usize {
+        self.shared.vocabulary
+    }
+
+    /// Sizes that have Programs.
+    pub fn ladders(&self) -> &Ladders {
+        &self.shared.ladders
+    }
+
+    /// What each layer caches.
+    pub fn layers(&self) -> &[LayerLayout] {
+        &self.shared.layers
+    }
+
+    /// Canonical name of the device.
+    pub fn device(&self) -> &str {
+        &self.shared.device
+    }
+
+    /// The Session that runs its Programs.
+    pub fn session(&self) -> &Session {
+        &self.shared.session
+    }
+
+    /// Bytes of keys and values that a token takes in all layers.
+    pub fn kv_bytes_per_token(&self) -> usize {
+        self.layers().iter().map(LayerLayout::token_bytes).sum()
+    }
+
+    /// Runs a step. `tokens[i]` are the valid new tokens of row i of the plan.
+    pub fn run(&self, plan: &StepPlan, tokens: &[&[u32]], cache: &KvCache) -> Result<StepOutputs, StepError> {
+        let inputs: Vec<Input> =
+            self.shared.inputs.iter().map(|&(role, dtype)| Input::of(role, dtype, plan, tokens, cache)).collect();
+        let arguments: Vec<Argument<'_>> = inputs.iter().map(|input| input.argument(plan, cache)).collect();
+        let mut buffers: Vec<Vec<u64>> = Vec::with_capacity(self.shared.outputs.len());
+        for &(role, dtype) in &self.shared.outputs {
+            let bytes = self.output_elements(role, plan) * dtype.size_bytes();
+            buffers.push(vec![0; bytes.div_ceil(size_of::<u64>())]);
+        }
+        let mut slices: Vec<&mut [u8]> = Vec::with_capacity(buffers.len());
+        for (buffer, &(role, dtype)) in buffers.iter_mut().zip(&self.shared.outputs) {
+            let bytes = self.output_elements(role, plan) * dtype.size_bytes();
+            slices.push(&mut bytemuck::cast_slice_mut(buffer)[..bytes]);
+        }
+        let report = self.shared.session.run_into(&arguments, &mut slices)?;
+        let mut outputs = StepOutputs { logits: Vec::new(), present: Vec::new(), report };
+        for (buffer, &(role, dtype)) in buffers.into_iter().zip(&self.shared.outputs) {
+            match role {
+                OutputRole::Logits => outputs.logits = self.read_logits(&buffer, dtype, plan)?,
+                OutputRole::Present(layer, half) => outputs.present.push((layer, half, buffer)),
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn output_elements(&self, role: OutputRole, plan: &StepPlan) -> usize {
+        match role {
+            OutputRole::Logits => plan.shape.rows * self.shared.vocabulary,
+            OutputRole::Present(layer, half) => {
+                let layout = &self.shared.layers[layer];
+                let size = match half {
+                    Half::Keys => layout.key_size,
+                    Half::Values => layout.value_size,
+                };
+                plan.shape.rows * layout.heads * plan.shape.length * size
+            }
+        }
+    }
+
+    /// Scores of the rows of a plan as f32.
+    fn read_logits(&self, words: &[u64], dtype: DType, plan: &StepPlan) -> Result<Vec<Vec<f32>>, TensorError> {
+        let vocabulary = self.shared.vocabulary;
+        let bytes: &[u8] = &bytemuck::cast_slice(words)[..plan.shape.rows * vocabulary * dtype.size_bytes()];
+        let row = |row: usize| {
+            let bytes = &bytes[row * vocabulary * dtype.size_bytes()..][..vocabulary * dtype.size_bytes()];
+            match dtype {
+                DType::F32 => Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
+                _ => {
+                    let tensor = Tensor::new(dtype, vec![vocabulary], bytes.to_vec().into())?;
+                    Ok(tensor.to_f64_vec().into_iter().map(|score| score as f32).collect())
+                }
+            }
+        };
+        (0..plan.rows.len()).map(row).collect()
+    }
+}
+
+/// One input of a step.
+enum Input {
+    /// Integers made from the plan.
+    Integers { dtype: DType, shape: Vec<usize>, words: Vec<u64> },
+    /// Keys or values where they lie.
+    Cache { dtype: DType, layer: usize, half: Half, shape: [usize; 4] },
+}
+
+impl Input {
+    fn of(role: InputRole, dtype: DType, plan: &StepPlan, tokens: &[&[u32]], cache: &KvCache) -> Input {
+        let (rows, length) = (plan.shape.rows, plan.shape.length);
+        let a_token = |value: &dyn Fn(usize, usize) -> i64| {
+            let values = (0..rows).flat_map(|row| (0..length).map(move |step| (row, step)));
+            Input::integers(dtype, vec![rows, length], values.map(|(row, step)| value(row, step)))
+        };
+        // Filler rows repeat the first row, filler steps the last valid one of their row: they are as tame as the real ones.
+        let planned = |row: usize| if row < plan.rows.len() { row } else { 0 };
+        match role {
+            InputRole::Ids => a_token(&|row, step| {
+                let tokens = tokens[planned(row)];
+                i64::from(tokens[step.min(tokens.len() - 1)])
+            }),
+            InputRole::Positions => a_token(&|row, step| {
+                let row = &plan.rows[planned(row)];
+                (row.cached + step.min(row.valid - 1)) as i64
+            }),
+            InputRole::Mask => {
+                let (capacity, total) = (plan.shape.capacity, plan.shape.capacity + length);
+                let is_token = |(row, column): (usize, usize)| {
+                    let row = &plan.rows[planned(row)];
+                    column < row.cached || (column >= capacity && column - capacity < row.valid)
+                };
+                let places = (0..rows).flat_map(|row| (0..total).map(move |column| (row, column)));
+                Input::integers(dtype, vec![rows, total], places.map(|place| i64::from(is_token(place))))
+            }
+            InputRole::Lengths => {
+                Input::integers(dtype, vec![rows], (0..rows).map(|row| plan.rows[planned(row)].cached as i64))
+            }
+            InputRole::LogitsIndex => {
+                Input::integers(dtype, vec![rows], (0..rows).map(|row| plan.rows[planned(row)].logits_index() as i64))
+            }
+            InputRole::Past(layer, half) => Input::Cache { dtype, layer, half, shape: cache.shape(layer, half, rows) },
+        }
+    }
+
+    fn integers(dtype: DType, shape: Vec<usize>, values: impl Iterator<Item = i64>) -> Input {
+        let bytes: Vec<u8> = match dtype {
+            DType::I32 => values.flat_map(|value| (value as i32).to_le_bytes()).collect(),
+            _ => values.flat_map(i64::to_le_bytes).collect(),
+        };
+        let mut words = vec![0u64; bytes.len().div_ceil(size_of::<u64>())];
+        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(&bytes);
+        Input::Integers { dtype, shape, words }
+    }
+
+    fn argument<'i>(&'i self, plan: &StepPlan, cache: &'i KvCache) -> Argument<'i> {
+        match self {
+            Input::Integers { dtype, shape, words } => {
+                let bytes = shape.iter().product::<usize>() * dtype.size_bytes();
+                Argument { dtype: *dtype, shape, bytes: &bytemuck::cast_slice(words)[..bytes] }
+            }
+            Input::Cache { dtype, layer, half, shape } => {
+                let bytes = cache.read(*layer, *half, plan.first_slot(), plan.shape.rows);
+                Argument { dtype: *dtype, shape, bytes }
+            }
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Defects of other runtimes, as tests of this one. Numbers are those of the specification's list.
+#![allow(clippy::unwrap_used, reason = "the whole file is a test")]
+
+mod support;
+
+use std::collections::BTreeMap;
+
+use precast::generate::{FinishReason, Generator, GeneratorParams, TextModel, generate};
+use precast::{TextOptions, open_text_model};
+use precast_onnx::proto::{GraphProto, ModelProto, TypeValue};
+use proptest::prelude::*;
+use prost::Message;
+use support::{data, model, model_with, overlay};
+
+/// Greedy options of a model, without an end.
+fn endless(model: &TextModel, count: usize) -> GeneratorParams {
+    let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(count);
+    params.ignore_eos = true;
+    params
+}
+
+/// Generated tokens of each prompt.
+fn answers(model: &TextModel, params: &GeneratorParams, prompts: &[&[u32]]) -> Vec<Vec<u32>> {
+    let completions = generate(model, None, params, prompts, &mut |_| (), None).unwrap();
+    completions.answers.into_iter().map(|answer| answer.tokens).collect()
+}
+
+fn solo(model: &TextModel, params: &GeneratorParams, prompts: &[&[u32]]) -> Vec<Vec<u32>> {
+    prompts.iter().flat_map(|prompt| answers(model, params, &[prompt])).collect()
+}
+
+const RAGGED: [&[u32]; 3] = [&[52], &[5, 6, 7, 8], &[100, 7, 33, 250, 12, 9, 77, 31, 64, 5]];
+
+/// Ladders in which nearly every step has filler rows and filler tokens.
+const WASTEFUL: &str = r#"{"length_buckets":[7,16],"chunk":16,"row_buckets":[5],"kv_capacity_buckets":[30,64]}"#;
+
+#[test]
+fn defect_04_rewinding_one_row_of_a_ragged_batch_touches_no_other() {
+    let model = model("qwen3-fp32");
+    let expected = solo(&model, &endless(&model, 8), &RAGGED);
+    let mut generator = Generator::new(&model, endless(&model, 8)).unwrap();
+    generator.append(&RAGGED).unwrap();
+    for _ in 0..5 {
+        generator.next().unwrap();
+    }
+    generator.rewind(1, 6).unwrap();
+    assert_eq!(generator.len(1), 6);
+    let next = generator.next().unwrap();
+    assert_eq!(next.iter().map(|token| token.id).collect::<Vec<_>>(), [expected[0][5], expected[1][2], expected[2][5]]);
+    while !generator.is_done() {
+        generator.next().unwrap();
+    }
+    for (row, prompt) in RAGGED.iter().enumerate() {
+        assert_eq!(generator.sequence(row)[prompt.len()..], expected[row]);
+    }
+}
+
+#[test]
+fn defect_05_chunks_work_for_any_batch() {
+    let model = model("phi3-fp32");
+    let expected = solo(&model, &endless(&model, 6), &RAGGED);
+    for chunk in [1, 2, 3, 4, 9, 10, 64] {
+        let mut params = endless(&model, 6);
+        params.search.chunk_size = Some(chunk);
+        assert_eq!(answers(&model, &params, &RAGGED), expected, "in chunks of {chunk}");
+    }
+}
+
+#[test]
+fn defect_06_07_padded_rows_are_read_row_by_row() {
+    for ladders in ["{}", WASTEFUL, r#"{"length_buckets":[12],"chunk":12,"row_buckets":[8]}"#] {
+        let model = model_with("qwen2-fp32", ladders);
+        assert_eq!(
+            answers(&model, &endless(&model, 6), &RAGGED),
+            solo(&model, &endless(&model, 6), &RAGGED),
+            "{ladders}"
+        );
+    }
+}
+
+#[test]
+fn defect_09_a_prompt_of_one_token_goes_on_for_long() {
+    let model = model("llama-fp32");
+    let mut params = endless(&model, 64);
+    let expected = answers(&model, &params, &[&[52]]);
+    params.search.chunk_size = Some(3);
+    assert_eq!(answers(&model, &params, &[&[52]]), expected);
+    assert_eq!(expected[0].len(), 64);
+}
+
+#[test]
+fn defect_10_26_prompts_and_batches_of_changing_sizes_do_not_meet() {
+    let model = model("llama-fp32");
+    let long: Vec<u32> = (0..64).map(|position| 3 + 7 * position % 300).collect();
+    let prompts: [&[u32]; 5] = [&long[..1], &long[..7], &long, &long[..7], &long[..1]];
+    let expected = solo(&model, &endless(&model, 4), &prompts);
+    assert_eq!(solo(&model, &endless(&model, 4), &prompts), expected);
+    for rows in [4, 3, 4, 1] {
+        assert_eq!(answers(&model, &endless(&model, 4), &prompts[..rows]), expected[..rows]);
+    }
+}
+
+#[test]
+fn defect_11_rows_are_filled_to_their_longest_and_not_beyond() {
+    let model = model("llama-fp32");
+    let mut params = endless(&model, 4);
+    params.search.max_length = 40;
+    let mut generator = Generator::new(&model, params).unwrap();
+    assert!(generator.append(&[&[5; 40]]).unwrap_err().to_string().contains("max_length is 40"));
+    generator.append(&[&[5; 30]]).unwrap();
+    generator.append(&[&[6; 9]]).unwrap();
+    let error = generator.append(&[&[7; 2]]).unwrap_err().to_string();
+    assert_eq!(error, "row 0 would have 41 tokens; max_length is 40");
+    assert_eq!(generator.len(0), 39);
+    generator.append(&[&[7]]).unwrap();
+    assert_eq!((generator.len(0), generator.finish_reason(0)), (40, Some(FinishReason::MaxLength)));
+    assert!(generator.append(&[&[8; 600]]).unwrap_err().to_string().contains("context_length is 512"));
+}
+
+#[test]
+fn defect_15_scores_are_those_of_one_row_a_sequence() {
+    let model = model("llama-fp32");
+    let logits = model.session().interface().outputs.iter().find(|output| output.name == "logits").unwrap();
+    assert_eq!(logits.ty.to_string(), "f32[rows,1,320]");
+}
+
+#[test]
+fn defect_16_a_generator_has_its_own_longest_length() {
+    let model = model("llama-fp32");
+    for max_length in [12, 500] {
+        let mut params = endless(&model, 1000);
+        params.search.max_length = max_length;
+        params.max_new_tokens = Some(20);
+        let tokens = answers(&model, &params, &[&[5, 6, 7, 8]]);
+        assert_eq!(tokens[0].len(), 20.min(max_length - 4));
+    }
+}
+
+#[test]
+fn defect_19_beams_of_a_batch_are_those_of_each_prompt_alone() {
+    let model = model("llama-fp32");
+    let prompts: [&[u32]; 3] = [&[5, 6, 7, 8], &[309, 306], &[100, 7, 33, 250, 12, 9, 77, 31, 64, 5]];
+    for early_stopping in [true, false] {
+        for length_penalty in [0.0, 0.5, 1.0, 2.0] {
+            let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(10);
+            (params.search.num_beams, params.search.num_return_sequences) = (4, 2);
+            (params.search.early_stopping, params.search.length_penalty) = (early_stopping, length_penalty);
+            assert_eq!(answers(&model, &params, &prompts), solo(&model, &params, &prompts));
+        }
+    }
+}
+
+#[test]
+fn defect_13_beams_times_rows_with_every_ladder() {
+    let prompts: [&[u32]; 3] = [&[5, 6, 7, 8], &[309, 306], &[100, 7, 33, 250, 12, 9, 77, 31, 64, 5]];
+    let beams = |ladders: &str| {
+        let model = model_with("llama-fp32", ladders);
+        let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(8);
+        params.search.num_beams = 4;
+        answers(&model, &params, &prompts)
+    };
+    assert_eq!(beams(WASTEFUL), beams("{}"));
+    assert_eq!(beams(r#"{"row_buckets":[1]}"#), beams("{}"));
+}
+
+#[test]
+fn defect_21_an_end_is_reported_and_never_stored() {
+    let model = model("gemma2-fp32");
+    let params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(40);
+    let ends: &[u32] = &[309, 306];
+    let alone = answers(&model, &params, &[ends]);
+    assert_eq!(alone[0].len(), 31);
+    let beside = answers(&model, &params, &[ends, &[5, 6, 7, 8]]);
+    assert_eq!(beside[0], alone[0]);
+    let mut kept = params.clone();
+    kept.include_stop_token = true;
+    assert_eq!(answers(&model, &kept, &[ends])[0][31..], [1]);
+}
+
+#[test]
+fn defect_24_31_caches_have_the_bytes_that_are_said() {
+    let model = model("llama-fp32");
+    assert_eq!(model.kv_bytes_per_token(), 2 * 2 * 2 * 16 * 4);
+    let mut generator = Generator::new(&model, endless(&model, 16)).unwrap();
+    generator.append(&[&[5, 6, 7, 8]]).unwrap();
+    for _ in 0..16 {
+        generator.next().unwrap();
+    }
+    assert_eq!(generator.cache_bytes(), 256 * model.kv_bytes_per_token());
+}
+
+#[test]
+fn defect_32_what_filler_rows_hold_leaves_no_trace() {
+    let wasteful = model_with("llama-fp32", WASTEFUL);
+    let prompts: [&[u32]; 2] = [&[5, 6, 7, 8], &[9, 10, 11]];
+    let mut first = Generator::new(&wasteful, endless(&wasteful, 4)).unwrap();
+    first.append(&prompts).unwrap();
+    let expected = first.logits(0).unwrap().to_vec();
+    // The other row, whose tokens are the filler of shared Programs, is another one.
+    let mut second = Generator::new(&wasteful, endless(&wasteful, 4)).unwrap();
+    second.append(&[prompts[0], &[300, 2, 319, 1, 0]]).unwrap();
+    assert_eq!(second.logits(0).unwrap(), expected);
+    for _ in 0..4 {
+        assert_eq!(first.next().unwrap()[0].id, second.next().unwrap()[0].id);
+        assert_eq!(first.logits(0).unwrap(), second.logits(0).unwrap());
+    }
+}
+
+#[test]
+fn forks_scores_and_draws_belong_to_their_row() {
+    let model = model("llama-fp32");
+    let mut params = endless(&model, 8).temperature(1.5).top_k(0).seed(7);
+    params.search.num_return_sequences = 3;
+    let drawn = answers(&model, &params, &[&[5, 6, 7, 8], &[9, 10]]);
+    assert_eq!(drawn, answers(&model, &params, &[&[5, 6, 7, 8], &[9, 10]]));
+    assert!(drawn[0] != drawn[1] && drawn[1] != drawn[2], "samples of one prompt differ");
+    assert_eq!(drawn[..3], answers(&model, &params, &[&[5, 6, 7, 8]]));
+
+    let mut generator = Generator::new(&model, endless(&model, 8)).unwrap();
+    generator.append(&[&[5, 6, 7, 8]]).unwrap();
+    let mut given = vec![0.0; 320];
+    given[77] = 1.0;
+    generator.set_logits(0, &given).unwrap();
+    let fork = generator.fork(0).unwrap();
+    assert_eq!(generator.next().unwrap().iter().map(|token| token.id).collect::<Vec<_>>(), [77, 77]);
+    generator.rewind(fork, 4).unwrap();
+    let next: Vec<u32> = generator.next().unwrap().iter().map(|token| token.id).collect();
+    assert_eq!(next[1], 86, "the fork goes on as the golden case does");
+    assert!(generator.set_logits(0, &[0.0]).is_err() && generator.logits(9).is_err());
+}
+
+#[test]
+fn errors_leave_the_state_as_it_was() {
+    let model = model("llama-fp32");
+    let mut generator = Generator::new(&model, endless(&model, 8)).unwrap();
+    assert_eq!(
+        generator.append(&[&[5, 320]]).unwrap_err().to_string(),
+        "token 1 of row 0 is 320; the vocabulary has 320"
+    );
+    generator.append(&[&[5, 6, 7, 8]]).unwrap();
+    generator.set_logits(0, &[f32::NAN; 320]).unwrap();
+    let error = generator.next().unwrap_err().to_string();
+    assert_eq!(error, "row 0: the score of token 0 at position 4 is NaN; a finite number was expected");
+    generator.rewind(0, 4).unwrap();
+    assert_eq!(generator.next().unwrap()[0].id, 86);
+}
+
+#[test]
+fn defect_12_names_of_inputs_come_from_the_configuration() {
+    let names = r#"{"model":{"decoder":{"inputs":{"input_ids":"ids"}}}}"#;
+    let options = TextOptions { overlays: vec![overlay(names)], ..TextOptions::default() };
+    let error = open_text_model(&data().join("llama-fp32"), &options).map(drop).unwrap_err().to_string();
+    assert!(error.contains("input_ids is mapped to 'ids', which the graph does not have"), "{error}");
+    assert!(error.contains("no role covers the inputs input_ids"), "{error}");
+}
+
+#[test]
+fn configurations_that_contradict_the_graph_are_refused() {
+    let refused = |folder: &str, patch: &str| {
+        let options = TextOptions { overlays: vec![overlay(patch)], ..TextOptions::default() };
+        open_text_model(&data().join(folder), &options).map(drop).unwrap_err().to_string()
+    };
+    assert!(refused("llama-fp32", r#"{"model":{"vocab_size":321}}"#).contains("320 scores; vocab_size is 321"));
+    let heads = refused("llama-fp32", r#"{"model":{"decoder":{"num_key_value_heads":4}}}"#);
+    assert!(heads.contains("a number of heads of 2; the configuration says 4"), "{heads}");
+    let window = refused("gemma2-fp32", r#"{"model":{"decoder":{"sliding_window":{"window_size":8}}}}"#);
+    assert!(window.contains("layer 0 has a window of 8; its node of attention has 16"), "{window}");
+}
+
+#[test]
+fn a_window_that_was_passed_is_run_again() {
+    let model = model("gemma2-fp32");
+    let prompt: Vec<u32> = (0..40).map(|position| 3 + 7 * position).collect();
+    let mut generator = Generator::new(&model, endless(&model, 12)).unwrap();
+    generator.append(&[&prompt]).unwrap();
+    let first: Vec<u32> = (0..8).map(|_| generator.next().unwrap()[0].id).collect();
+    generator.rewind(0, 20).unwrap();
+    assert_eq!(generator.stats().reruns, 1);
+    generator.append(&[&prompt[20..]]).unwrap();
+    let again: Vec<u32> = (0..8).map(|_| generator.next().unwrap()[0].id).collect();
+    assert_eq!(again, first);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Any script of appends, steps and rewinds gives what running the whole context again gives.
+    #[test]
+    fn scripts_equal_running_the_whole_context_again(
+        script in prop::collection::vec((0usize..3, prop::collection::vec(0u32..320, 1..30), 1usize..5, 0usize..20), 1..6),
+        chunk in 1usize..20, is_windowed: bool, is_wasteful: bool,
+    ) {
+        let model = model_with(if is_windowed { "gemma2-fp32" } else { "llama-fp32" }, if is_wasteful { WASTEFUL } else { "{}" });
+        let mut params = endless(&model, 400);
+        params.search.chunk_size = Some(chunk);
+        let mut generator = Generator::new(&model, params).unwrap();
+        generator.append(&[&script[0].1]).unwrap();
+        for (call, tokens, count, back) in &script {
+            match call {
+                0 => generator.append(&[tokens]).unwrap(),
+                1 => for _ in 0..*count { generator.next().unwrap(); },
+                _ => {
+                    let kept = generator.len(0).saturating_sub(*back).max(1);
+                    generator.rewind(0, kept).unwrap();
+                }
+            }
+            let mut whole = Generator::new(&model, endless(&model, 400)).unwrap();
+            whole.append(&[generator.sequence(0)]).unwrap();
+            let (found, expected) = (generator.logits(0).unwrap().to_vec(), whole.logits(0).unwrap());
+            for (found, expected) in found.iter().zip(expected) {
+                prop_assert!((found - expected).abs() <= 1e-4, "{} is not {}", found, expected);
+            }
+        }
+    }
+}
+
+/// A folder of the data whose model was rewritten, with a patch on its configuration.
+fn rewritten(name: &str, patch: &str, rewrite: impl Fn(&mut GraphProto)) -> TextModel {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["genai_config.json", "model.onnx.data"] {
+        std::fs::copy(data().join(name).join(file), folder.path().join(file)).unwrap();
+    }
+    let bytes = std::fs::read(data().join(name).join("model.onnx")).unwrap();
+    let mut proto = ModelProto::decode(bytes.as_slice()).unwrap();
+    rewrite(proto.graph.as_mut().unwrap());
+    std::fs::write(folder.path().join("model.onnx"), proto.encode_to_vec()).unwrap();
+    let options = TextOptions { overlays: vec![overlay(patch)], ..TextOptions::default() };
+    open_text_model(folder.path(), &options).unwrap().model
+}
+
+#[test]
+fn defect_08_ids_may_have_either_integer_type() {
+    let with_i32 = |graph: &mut GraphProto| {
+        let ids = graph.input.iter_mut().find(|input| input.name == "input_ids").unwrap();
+        let Some(TypeValue::TensorType(ty)) = ids.r#type.as_mut().and_then(|ty| ty.value.as_mut()) else { panic!() };
+        ty.elem_type = 6;
+    };
+    let (narrow, wide) = (rewritten("llama-fp32", "{}", with_i32), model("llama-fp32"));
+    assert_eq!(answers(&narrow, &endless(&narrow, 8), &RAGGED), answers(&wide, &endless(&wide, 8), &RAGGED));
+}
+
+#[test]
+fn defect_12_every_input_and_output_may_have_another_name() {
+    let rename = |graph: &mut GraphProto| {
+        let new =
+            |name: &String| format!("renamed/{}", name.replace("past_key_values", "old").replace("present", "new"));
+        let inputs = graph.input.iter_mut().map(|port| &mut port.name);
+        let mut names: BTreeMap<String, String> = BTreeMap::new();
+        for name in inputs.chain(graph.output.iter_mut().map(|port| &mut port.name)) {
+            names.insert(name.clone(), new(name));
+            *name = new(name);
+        }
+        for name in graph.node.iter_mut().flat_map(|node| node.input.iter_mut().chain(node.output.iter_mut())) {
+            if let Some(new) = names.get(name) {
+                *name = new.clone();
+            }
+        }
+    };
+    let patch = r#"{"model":{"decoder":{"inputs":{"input_ids":"renamed/input_ids","attention_mask":"renamed/attention_mask",
+        "past_key_names":"renamed/old.%d.key","past_value_names":"renamed/old.%d.value"},
+        "outputs":{"logits":"renamed/logits","present_key_names":"renamed/new.%d.key","present_value_names":"renamed/new.%d.value"}}}}"#;
+    let (renamed, plain) = (rewritten("gemma2-fp32", patch, rename), model("gemma2-fp32"));
+    assert_eq!(answers(&renamed, &endless(&renamed, 8), &RAGGED), answers(&plain, &endless(&plain, 8), &RAGGED));
+}
+
+#[test]
+fn a_step_that_is_refused_leaves_no_trace() {
+    // Nothing is compiled ahead, and nothing may be compiled for a request.
+    let model = model_with("qwen2-fp32", r#"{"on_miss":"reject"}"#);
+    let mut generator = Generator::new(&model, endless(&model, 4)).unwrap();
+    assert!(generator.append(&[&[5, 6, 7]]).is_err());
+    assert_eq!((generator.row_count(), generator.len(0)), (0, 0));
+    assert!(generator.append(&[&[5], &[6]]).is_err());
+}

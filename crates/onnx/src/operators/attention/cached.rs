@@ -1,0 +1,91 @@
+//! Attention whose past is a cache with room left: a ring of slots of which each row has filled its own number. Token p of a
+//! row lies in slot p modulo the slots; queries see the cached tokens and then those of the same run up to themselves.
+
+use precast_ir::ValueId;
+use precast_ir::op::{BinaryFn, CompareFn};
+use precast_tensor::{DType, Dim};
+
+use super::{Heads, Scoring, attend, beside_batch, both, length_of};
+use crate::import::{Fault, NodeCx};
+
+/// What a node of attention reads beside its new keys and values.
+pub(super) struct Cache {
+    /// Keys [rows, heads, slots, size].
+    pub keys: ValueId,
+    /// Values [rows, heads, slots, size].
+    pub values: ValueId,
+    /// Tokens that are cached, i32 [rows].
+    pub lengths: ValueId,
+}
+
+/// Positions [rows, length] of the new tokens.
+pub(super) fn add_new_positions(cx: &mut NodeCx<'_, '_>, lengths: ValueId, length: &Dim) -> Result<ValueId, Fault> {
+    let rows = cx.dims(lengths)[0].clone();
+    let before = cx.cast(lengths, DType::I64)?;
+    let before = cx.reshape(before, vec![rows, Dim::ONE])?;
+    let steps = cx.iota(Dim::ZERO, length.clone())?;
+    cx.binary(BinaryFn::Add, before, steps)
+}
+
+/// Attention of new queries, keys and values behind a cache. `window` counts the query itself; 0 or less is no limit.
+pub(super) fn attend_behind_cache(
+    cx: &mut NodeCx<'_, '_>,
+    new: Heads,
+    cache: &Cache,
+    window: i64,
+    scoring: Scoring,
+) -> Result<ValueId, Fault> {
+    let allowed = add_allowed(cx, new, cache, window)?;
+    let keys = cx.concat(&[cache.keys, new.k], 2)?;
+    let values = cx.concat(&[cache.values, new.v], 2)?;
+    let scoring = Scoring { allowed: Some(allowed), ..scoring };
+    Ok(attend(cx, Heads { q: new.q, k: keys, v: values }, &scoring)?.y)
+}
+
+/// Which slots of the cache, and behind them which new tokens, each query may see: [rows, 1, length, slots + length].
+fn add_allowed(cx: &mut NodeCx<'_, '_>, new: Heads, cache: &Cache, window: i64) -> Result<ValueId, Fault> {
+    let (length, slots) = (length_of(cx, new.q)?, length_of(cx, cache.keys)?);
+    let rows = cx.dims(new.q)[0].clone();
+    let steps = cx.iota(Dim::ZERO, length.clone())?;
+    let queries = cx.unsqueeze(steps, &[1])?;
+    let ends = beside_batch(cx, cache.lengths)?;
+
+    let mut is_seen = cx.compare(CompareFn::Le, steps, queries)?;
+    if window > 0 {
+        let first = cx.binary_scalar(BinaryFn::Sub, queries, window as f64)?;
+        let is_near = cx.compare(CompareFn::Gt, steps, first)?;
+        is_seen = both(cx, Some(is_seen), is_near)?;
+    }
+    let is_filled = match window > 0 {
+        true => add_filled_ring(cx, ends, queries, &slots, window)?,
+        false => {
+            let places = cx.iota(Dim::ZERO, slots.clone())?;
+            cx.compare(CompareFn::Lt, places, ends)?
+        }
+    };
+    let is_seen = cx.broadcast(is_seen, vec![rows.clone(), Dim::ONE, length.clone(), length.clone()])?;
+    let is_filled = cx.broadcast(is_filled, vec![rows, Dim::ONE, length, slots])?;
+    cx.concat(&[is_filled, is_seen], 3)
+}
+
+/// Which slots hold a token within the window. A slot holds the last token that it was written for.
+fn add_filled_ring(
+    cx: &mut NodeCx<'_, '_>,
+    ends: ValueId,
+    queries: ValueId,
+    slots: &Dim,
+    window: i64,
+) -> Result<ValueId, Fault> {
+    let places = cx.iota(Dim::ZERO, slots.clone())?;
+    let count = cx.dim_value(slots.clone())?;
+    let last = cx.binary_scalar(BinaryFn::Sub, ends, 1.0)?;
+    let behind = cx.binary(BinaryFn::Sub, last, places)?;
+    let age = cx.binary(BinaryFn::Mod, behind, count)?;
+    let tokens = cx.binary(BinaryFn::Sub, last, age)?;
+    let positions = cx.binary(BinaryFn::Add, ends, queries)?;
+    let first = cx.binary_scalar(BinaryFn::Sub, positions, window as f64)?;
+    let is_near = cx.compare(CompareFn::Gt, tokens, first)?;
+    let zero = cx.scalar(DType::I64, 0.0)?;
+    let is_token = cx.compare(CompareFn::Ge, tokens, zero)?;
+    both(cx, Some(is_token), is_near)
+}

@@ -1,0 +1,216 @@
+//! Keeps one row a sequence of an output: `y [batch, length, ..]` becomes `y [batch, 1, ..]`, the row that a new input
+//! `index` i64 [batch] names.
+//!
+//! Before: every row goes through the last layers. After: rows are gathered as early as nothing else needs the others:
+//! before the last norm and the product with the vocabulary, and before what of the last layer only this output reads.
+
+use std::collections::BTreeSet;
+
+use precast_ir::graph::{GraphCopy, GraphError, Provenance};
+use precast_ir::op::{GatherNd, Reshape};
+use precast_ir::{Definition, Graph, Node, Op, ValueId};
+use precast_tensor::{DType, Dim, Type};
+
+/// The Graph with one row a sequence of the output called `output`, chosen by a new input called `index`.
+pub fn gather_rows(graph: &Graph, output: &str, index: &str) -> Result<Graph, GraphError> {
+    let Some(wanted) = graph.outputs().iter().find(|port| port.name == output).map(|port| port.value) else {
+        return Ok(graph.clone());
+    };
+    let [batch, length, _, ..] = &graph.ty(wanted).dims[..] else { return Ok(graph.clone()) };
+    let others = graph.outputs().iter().filter(|port| port.name != output).map(|port| port.value);
+    let rows = Rows::of(graph, wanted, (batch, length), closure(graph, others));
+    let mut copy = GraphCopy::with_inputs(graph);
+    let index = copy.new.add_input(index, Type::new(DType::I64, vec![batch.clone()]));
+    let mut gathering = Gathering { rows: &rows, new: vec![None; graph.values().len()], index, batch: batch.clone() };
+    for &input in graph.inputs() {
+        gathering.at_border(&mut copy, input)?;
+    }
+    for node in graph.nodes() {
+        if node.outputs.iter().any(|value| rows.whole.contains(value)) {
+            copy.node(node)?;
+        }
+        for &value in &node.outputs {
+            gathering.at_border(&mut copy, value)?;
+        }
+        if node.outputs.iter().any(|value| rows.inside.contains(value)) {
+            gathering.node(&mut copy, node)?;
+        }
+    }
+    let outputs: Vec<ValueId> = graph
+        .outputs()
+        .iter()
+        .map(|port| match gathering.new[port.value.0 as usize] {
+            Some(value) if port.name == output => value,
+            _ => copy.get(port.value),
+        })
+        .collect();
+    let mut gathered = copy.new;
+    for (port, value) in graph.outputs().iter().zip(outputs) {
+        gathered.add_output(port.name.clone(), value);
+    }
+    Ok(gathered)
+}
+
+/// Which values exist in which form.
+struct Rows {
+    /// Values of which only the wanted rows are computed.
+    inside: BTreeSet<ValueId>,
+    /// Values whose wanted rows are gathered.
+    border: BTreeSet<ValueId>,
+    /// Values that are computed as a whole.
+    whole: BTreeSet<ValueId>,
+}
+
+impl Rows {
+    fn of(graph: &Graph, wanted: ValueId, (batch, length): (&Dim, &Dim), whole: BTreeSet<ValueId>) -> Rows {
+        let (mut inside, mut border, mut plain) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let mut open = vec![wanted];
+        while let Some(value) = open.pop() {
+            if inside.contains(&value) || border.contains(&value) {
+                continue;
+            }
+            let node = match &graph.value(value).definition {
+                Definition::Node { node, .. } if !whole.contains(&value) => Some(graph.node(*node)),
+                Definition::Node { .. } | Definition::Input(_) | Definition::Constant(_) => None,
+            };
+            match node.and_then(|node| row_inputs(graph, node, batch, length)) {
+                Some(row_inputs) => {
+                    inside.insert(value);
+                    let inputs = node.map_or(&[][..], |node| &node.inputs);
+                    plain.extend(inputs.iter().copied().filter(|input| !row_inputs.contains(input)));
+                    open.extend(row_inputs);
+                }
+                None => drop(border.insert(value)),
+            }
+        }
+        let whole = closure(graph, whole.into_iter().chain(border.iter().copied()).chain(plain));
+        Rows { inside, border, whole }
+    }
+}
+
+/// The inputs of a node that have a row for each row of its output, if each row of its output is made of those rows and of
+/// inputs without rows.
+fn row_inputs(graph: &Graph, node: &Node, batch: &Dim, length: &Dim) -> Option<Vec<ValueId>> {
+    let dims = |value: ValueId| &graph.ty(value).dims;
+    let [output] = node.outputs[..] else { return None };
+    let has_rows = |value: ValueId| matches!(&dims(value)[..], [a, b, _, ..] if a == batch && b == length);
+    let rank = dims(output).len();
+    let is_row_wise = match &node.op {
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Clamp(_) | Op::Cast(_) => true,
+        Op::LayerNorm(norm) => norm.axis >= 2,
+        Op::RmsNorm(norm) => norm.axis >= 2,
+        Op::Softmax(softmax) => softmax.axis >= 2,
+        Op::Matmul(product) => rank == 3 && !product.transpose_a && dims(node.inputs[1]).len() == 2,
+        _ => false,
+    };
+    let rows: Vec<ValueId> = node.inputs.iter().copied().filter(|&input| has_rows(input)).collect();
+    let is_operand = matches!(node.op, Op::LayerNorm(_) | Op::RmsNorm(_) | Op::Matmul(_));
+    // What has no rows must not be spread along them: scales and weights are not, other inputs are of lower rank.
+    let fits = |&input: &ValueId| has_rows(input) || is_operand || dims(input).len() + 1 < rank;
+    (is_row_wise && has_rows(output) && !rows.is_empty() && node.inputs.iter().all(fits)).then_some(rows)
+}
+
+/// Values that these are made of, themselves included.
+fn closure(graph: &Graph, values: impl Iterator<Item = ValueId>) -> BTreeSet<ValueId> {
+    let mut open: Vec<ValueId> = values.collect();
+    let mut found = BTreeSet::new();
+    while let Some(value) = open.pop() {
+        if !found.insert(value) {
+            continue;
+        }
+        if let Definition::Node { node, .. } = graph.value(value).definition {
+            let node = graph.node(node);
+            open.extend(node.inputs.iter().chain(&node.outputs).copied());
+        }
+    }
+    found
+}
+
+/// The second form of values: only the wanted rows.
+struct Gathering<'r> {
+    rows: &'r Rows,
+    new: Vec<Option<ValueId>>,
+    index: ValueId,
+    batch: Dim,
+}
+
+impl Gathering<'_> {
+    /// Gathers the rows of a value at the border.
+    fn at_border(&mut self, copy: &mut GraphCopy<'_>, value: ValueId) -> Result<(), GraphError> {
+        if !self.rows.border.contains(&value) {
+            return Ok(());
+        }
+        let whole = copy.get(value);
+        let provenance = Provenance::default();
+        let shape = vec![self.batch.clone(), Dim::ONE, Dim::ONE];
+        let index = copy.new.add_node(Op::Reshape(Reshape { shape }), &[self.index], &provenance)?[0];
+        let gather = Op::GatherNd(GatherNd { batch_axes: 1 });
+        self.new[value.0 as usize] = Some(copy.new.add_node(gather, &[whole, index], &provenance)?[0]);
+        Ok(())
+    }
+
+    /// Adds a node on the wanted rows of its inputs.
+    fn node(&mut self, copy: &mut GraphCopy<'_>, node: &Node) -> Result<(), GraphError> {
+        let inputs: Vec<ValueId> =
+            node.inputs.iter().map(|&input| self.new[input.0 as usize].unwrap_or_else(|| copy.get(input))).collect();
+        let outputs = copy.new.add_node(node.op.clone(), &inputs, &node.provenance)?;
+        for (old, new) in node.outputs.iter().zip(outputs) {
+            self.new[old.0 as usize] = Some(new);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use precast_ir::attr::NoConstants;
+    use precast_ir::eval::eval_graph;
+    use precast_ir::text;
+    use precast_tensor::Tensor;
+
+    /// A residual stream whose other output needs all rows of the first sum.
+    const SOURCE: &str = r#"graph "g"(%0 "x": f32[b,l,2], %1 "y": f32[b,l,2]) {
+  %2 = constant f32[2] [1.0, 2.0]
+  %3 = constant f32[2,3] [1.0, 2.0, 3.0, -1.0, 0.5, 4.0]
+  %4 = binary.add(%0, %1) : f32[b,l,2]
+  %5 = transpose(%4) {perm=[0,2,1]} : f32[b,2,l]
+  %6 = unary.tanh(%4) {alpha=0.0, beta=0.0} : f32[b,l,2]
+  %7 = rms_norm(%6, %2) {axis=2, epsilon=0.00001} : f32[b,l,2]
+  %8 = matmul(%7, %3) {transpose_a=false, transpose_b=false} : f32[b,l,3]
+  return "logits" %8, "other" %5
+}
+"#;
+
+    #[test]
+    fn rows_are_gathered_where_nothing_else_needs_the_others() {
+        let graph = text::parse(SOURCE, &NoConstants).unwrap();
+        let gathered = gather_rows(&graph, "logits", "index").unwrap();
+        let rows: Vec<String> = gathered
+            .nodes()
+            .iter()
+            .map(|node| format!("{} {}", node.op.name(), gathered.ty(node.outputs[0])))
+            .collect();
+        let expected = [
+            "binary f32[b,l,2]",
+            "reshape i64[b,1,1]",
+            "gather_nd f32[b,1,2]",
+            "transpose f32[b,2,l]",
+            "unary f32[b,1,2]",
+            "rms_norm f32[b,1,2]",
+            "matmul f32[b,1,3]",
+        ];
+        assert_eq!(rows, expected);
+        let tensor = |shift: f32| {
+            let elements: Vec<f32> = (0..12).map(|i| i as f32 / 5.0 - shift).collect();
+            Tensor::from_vec(vec![2, 3, 2], elements).unwrap()
+        };
+        let whole = eval_graph(&graph, &[tensor(1.0), tensor(0.5)]).unwrap();
+        let index = Tensor::from_vec(vec![2], vec![2i64, 0]).unwrap();
+        let chosen = eval_graph(&gathered, &[tensor(1.0), tensor(0.5), index]).unwrap();
+        let all = whole[0].to_f64_vec();
+        assert_eq!(chosen[0].to_f64_vec(), [&all[6..9], &all[9..12]].concat());
+        assert_eq!(chosen[1], whole[1]);
+    }
+}

@@ -1,0 +1,338 @@
+//! The Graph of a decoder as generation runs it: caches with room left instead of a growing past, one row of scores a
+//! sequence, and only the inputs that are read.
+
+use std::collections::BTreeMap;
+
+use precast_generate::config::{DecoderConfig, GenerationConfig};
+use precast_generate::kv_cache::{Half, LayerLayout};
+use precast_generate::roles::{CacheNames, GraphPort, RoleError, Roles, bind_roles};
+use precast_generate::text_model::{InputRole, OutputRole};
+use precast_ir::graph::{GraphCopy, Provenance};
+use precast_ir::op::{Concat, Reshape, Slice};
+use precast_ir::{Graph, Op, ValueId};
+use precast_onnx::ImportOptions;
+use precast_passes::{CANONICAL, Grade, PassOptions, explain, gather_rows, pad_verdict, run_passes};
+use precast_tensor::{DType, Dim, Symbol, Type};
+
+use crate::error::Error;
+use crate::model::Model;
+
+/// Rows of a step.
+const ROWS: &str = "rows";
+/// New tokens of a row.
+const LENGTH: &str = "length";
+/// Slots of a cache.
+const CAPACITY: &str = "capacity";
+/// The input that says how many tokens of each row are cached.
+const LENGTHS_INPUT: &str = "precast.cached_lengths";
+/// The input that says which row's scores are wanted.
+const INDEX_INPUT: &str = "precast.logits_index";
+
+/// A decoder's Graph and what its inputs and outputs are.
+pub(crate) struct DecoderGraph {
+    pub(crate) graph: Graph,
+    pub(crate) inputs: Vec<(InputRole, DType)>,
+    pub(crate) outputs: Vec<(OutputRole, DType)>,
+    pub(crate) layers: Vec<LayerLayout>,
+    pub(crate) vocabulary: usize,
+    /// Why filler would change answers, if it would.
+    pub(crate) refuses_filler: Option<String>,
+}
+
+/// Makes the Graph of a decoder.
+pub(crate) fn decoder_graph(
+    model: &Model,
+    config: &GenerationConfig,
+    passes: &PassOptions,
+) -> Result<DecoderGraph, Error> {
+    let decoder = &config.model.decoder;
+    let declared = model.inputs()?;
+    let ports: Vec<GraphPort> = declared
+        .iter()
+        .map(|input| GraphPort {
+            name: input.name.clone(),
+            dtype: input.dtype,
+            dims: input.dims.clone().unwrap_or_default(),
+        })
+        .collect();
+    let roles = bind_roles(decoder, &ports, &model.outputs())?;
+    let layers = layer_layouts(model, decoder, &roles, &ports)?;
+    let imported = model.graph(&import_options(&roles, &layers))?.graph;
+    let split = split_caches(&imported, &roles)?;
+    let split = with_new_tokens_alone(&split, &roles)?;
+    let vocabulary = vocabulary_of(&split, &roles, config)?;
+    let gathered = gather_rows(&split, &roles.logits, INDEX_INPUT)?;
+    let graph = without_unread_inputs(&run_passes(&gathered, CANONICAL, passes)?)?;
+    imported.release_pages();
+    let names = PortNames::of(&roles);
+    let inputs = graph.inputs().iter().map(|&input| {
+        let role = names.inputs.get(graph.input_name(input)).copied();
+        role.map(|role| (role, graph.ty(input).dtype)).ok_or_else(|| {
+            misfit(format!("nodes read the input '{}', which has no meaning beside a cache", graph.input_name(input)))
+        })
+    });
+    let inputs = inputs.collect::<Result<Vec<_>, Error>>()?;
+    let outputs = graph
+        .outputs()
+        .iter()
+        .filter_map(|output| names.outputs.get(output.name.as_str()).map(|&role| (role, graph.ty(output.value).dtype)));
+    let outputs = outputs.collect();
+    let refuses_filler = refuses_filler(&graph);
+    Ok(DecoderGraph { inputs, outputs, layers, vocabulary, refuses_filler, graph })
+}
+
+/// Nodes that mix rows of a batch, such as one scale for a whole tensor, mix tokens of a row alike. Filler repeats real rows.
+fn refuses_filler(graph: &Graph) -> Option<String> {
+    let verdict = pad_verdict(graph, &Symbol::from(ROWS));
+    match verdict.grade {
+        Grade::Independent | Grade::ReplicateOnly => None,
+        Grade::Refused { .. } => Some(explain(graph, &verdict)),
+    }
+}
+
+fn misfit(reason: String) -> Error {
+    Error::Roles(RoleError(vec![reason]))
+}
+
+/// Names of a layer's keys and values in the Graph, where they are always apart.
+fn half_names(names: &CacheNames) -> [String; 2] {
+    match names {
+        CacheNames::Separate { key, value } => [key.clone(), value.clone()],
+        CacheNames::Combined(name) => [format!("{name}.key"), format!("{name}.value")],
+    }
+}
+
+/// Roles by the names of the Graph's inputs and outputs.
+struct PortNames {
+    inputs: BTreeMap<String, InputRole>,
+    outputs: BTreeMap<String, OutputRole>,
+}
+
+impl PortNames {
+    fn of(roles: &Roles) -> PortNames {
+        let mut inputs = BTreeMap::from([
+            (roles.input_ids.clone(), InputRole::Ids),
+            (LENGTHS_INPUT.to_string(), InputRole::Lengths),
+            (INDEX_INPUT.to_string(), InputRole::LogitsIndex),
+        ]);
+        inputs.extend(roles.position_ids.iter().map(|name| (name.clone(), InputRole::Positions)));
+        inputs.extend(roles.attention_mask.iter().map(|name| (name.clone(), InputRole::Mask)));
+        let mut outputs = BTreeMap::from([(roles.logits.clone(), OutputRole::Logits)]);
+        let halves = [Half::Keys, Half::Values];
+        for (layer, (past, present)) in roles.past.iter().zip(&roles.present).enumerate() {
+            inputs.extend(half_names(past).into_iter().zip(halves.map(|half| InputRole::Past(layer, half))));
+            outputs.extend(half_names(present).into_iter().zip(halves.map(|half| OutputRole::Present(layer, half))));
+        }
+        PortNames { inputs, outputs }
+    }
+}
+
+/// What each layer caches: sizes from the graph where it declares them, else from the configuration.
+fn layer_layouts(
+    model: &Model,
+    decoder: &DecoderConfig,
+    roles: &Roles,
+    ports: &[GraphPort],
+) -> Result<Vec<LayerLayout>, Error> {
+    let windows = model.attention_windows();
+    let port = |name: &str| ports.iter().find(|port| port.name == name);
+    let mut layers = Vec::with_capacity(roles.past.len());
+    for (layer, past) in roles.past.iter().enumerate() {
+        let names = past.names();
+        let sizes = |name: &str, of_role: Option<usize>, position: usize, what: &str| -> Result<usize, Error> {
+            let found = port(name);
+            let rank = found.map_or(0, |port| port.dims.len());
+            let declared = found.and_then(|port| port.dims.get(rank.checked_sub(position)?)?.as_usize());
+            match (declared, of_role) {
+                (Some(declared), Some(configured)) if declared != configured => Err(misfit(format!(
+                    "input '{name}' has a {what} of {declared}; the configuration says {configured}"
+                ))),
+                (Some(size), _) | (None, Some(size)) => Ok(size),
+                (None, None) => Err(misfit(format!("neither input '{name}' nor the configuration gives a {what}"))),
+            }
+        };
+        let (key, value) = (names[0], names[names.len() - 1]);
+        let window = windows.get(key).copied();
+        check_window(decoder, layer, window)?;
+        layers.push(LayerLayout {
+            heads: sizes(key, decoder.num_key_value_heads, 3, "number of heads")?,
+            key_size: sizes(key, decoder.head_size, 1, "head size")?,
+            value_size: sizes(value, decoder.head_size, 1, "head size")?,
+            dtype: port(key).map_or(DType::F32, |port| port.dtype),
+            window,
+            slack: decoder.sliding_window.as_ref().map_or(0, |window| window.cache_slack),
+        });
+    }
+    Ok(layers)
+}
+
+/// The window of the configuration is that of the graph's nodes.
+fn check_window(decoder: &DecoderConfig, layer: usize, found: Option<usize>) -> Result<(), Error> {
+    let Some(window) = &decoder.sliding_window else { return Ok(()) };
+    let is_named = window.layers.as_ref().is_none_or(|layers| layers.contains(&layer));
+    if is_named && found != Some(window.window_size) {
+        let found = found.map_or("none".to_string(), |found| found.to_string());
+        return Err(misfit(format!(
+            "sliding_window says that layer {layer} has a window of {}; its node of attention has {found}",
+            window.window_size
+        )));
+    }
+    Ok(())
+}
+
+fn import_options(roles: &Roles, layers: &[LayerLayout]) -> ImportOptions {
+    let (rows, length) = (Dim::symbol(ROWS), Dim::symbol(LENGTH));
+    let mut options = ImportOptions::default();
+    for name in std::iter::once(&roles.input_ids).chain(&roles.position_ids) {
+        options.shapes.insert(name.clone(), vec![rows.clone(), length.clone()]);
+    }
+    if let Some(name) = &roles.attention_mask {
+        let total = Dim::symbol(CAPACITY) + &length;
+        options.shapes.insert(name.clone(), vec![rows.clone(), total]);
+    }
+    for (past, layout) in roles.past.iter().zip(layers) {
+        let capacity = match layout.window {
+            Some(window) => Dim::symbol(format!("{CAPACITY}.{window}").as_str()),
+            None => Dim::symbol(CAPACITY),
+        };
+        let dims = |size: usize| vec![rows.clone(), Dim::from(layout.heads), capacity.clone(), Dim::from(size)];
+        match past {
+            CacheNames::Separate { key, value } => {
+                options.shapes.insert(key.clone(), dims(layout.key_size));
+                options.shapes.insert(value.clone(), dims(layout.value_size));
+            }
+            CacheNames::Combined(name) => {
+                let combined = std::iter::once(Dim::from(2usize)).chain(dims(layout.key_size)).collect();
+                options.shapes.insert(name.clone(), combined);
+            }
+        }
+    }
+    options.cache_lengths = Some((LENGTHS_INPUT.to_string(), Type::new(DType::I32, vec![rows])));
+    options
+}
+
+/// Keys and values that share a tensor become inputs and outputs of their own.
+fn split_caches(graph: &Graph, roles: &Roles) -> Result<Graph, Error> {
+    let combined = |names: &CacheNames| match names {
+        CacheNames::Combined(name) => Some((name.clone(), half_names(names))),
+        CacheNames::Separate { .. } => None,
+    };
+    let past: BTreeMap<String, [String; 2]> = roles.past.iter().filter_map(combined).collect();
+    let present: BTreeMap<String, [String; 2]> = roles.present.iter().filter_map(combined).collect();
+    let none = Provenance::default();
+    let mut copy = GraphCopy::new(graph);
+    for &input in graph.inputs() {
+        let ty = graph.ty(input).clone();
+        let Some(names) = past.get(graph.input_name(input)) else {
+            copy.input(input, ty);
+            continue;
+        };
+        let mut halves = Vec::new();
+        for name in names {
+            let half = copy.new.add_input(name, Type::new(ty.dtype, ty.dims[1..].to_vec()));
+            let shape = std::iter::once(Dim::ONE).chain(ty.dims[1..].iter().cloned()).collect();
+            halves.extend(copy.new.add_node(Op::Reshape(Reshape { shape }), &[half], &none)?);
+        }
+        let both = copy.new.add_node(Op::Concat(Concat { axis: 0 }), &halves, &none)?;
+        copy.set(input, both[0]);
+    }
+    for node in graph.nodes() {
+        copy.node(node)?;
+    }
+    let mut outputs: Vec<(String, ValueId)> = Vec::new();
+    for output in graph.outputs() {
+        let value = copy.get(output.value);
+        let Some(names) = present.get(&output.name) else {
+            outputs.push((output.name.clone(), value));
+            continue;
+        };
+        let dims = graph.ty(output.value).dims.clone();
+        for (half, name) in names.iter().enumerate() {
+            let mut start = vec![Dim::ZERO; dims.len()];
+            start[0] = Dim::from(half);
+            let size: Vec<Dim> = std::iter::once(Dim::ONE).chain(dims[1..].iter().cloned()).collect();
+            let slice = Op::Slice(Slice { start, step: vec![1; dims.len()], size });
+            let part = copy.new.add_node(slice, &[value], &none)?[0];
+            let shape = dims[1..].to_vec();
+            outputs.push((name.clone(), copy.new.add_node(Op::Reshape(Reshape { shape }), &[part], &none)?[0]));
+        }
+    }
+    let mut split = copy.new;
+    for (name, value) in outputs {
+        split.add_output(name, value);
+    }
+    Ok(split)
+}
+
+/// The Graph with the keys and values of new tokens alone as its present ones. Nodes of attention that know caches give them;
+/// others give the past with the new ones behind it, of which the mask hides the slots that are free.
+fn with_new_tokens_alone(graph: &Graph, roles: &Roles) -> Result<Graph, Error> {
+    let (length, capacity) = (Dim::symbol(LENGTH), Dim::symbol(CAPACITY));
+    let names: Vec<String> = roles.present.iter().flat_map(half_names).collect();
+    let mut copy = GraphCopy::with_inputs(graph);
+    for node in graph.nodes() {
+        copy.node(node)?;
+    }
+    let mut outputs: Vec<(String, ValueId)> = Vec::new();
+    for output in graph.outputs() {
+        let (mut value, dims) = (copy.get(output.value), graph.ty(output.value).dims.clone());
+        if names.contains(&output.name) {
+            value = match &dims[..] {
+                [_, _, found, _] if *found == length => value,
+                [_, _, found, _] if *found == &capacity + &length && is_masked(roles) => {
+                    let mut start = vec![Dim::ZERO; dims.len()];
+                    start[2] = capacity.clone();
+                    let mut size = dims.clone();
+                    size[2] = length.clone();
+                    let slice = Op::Slice(Slice { start, step: vec![1; dims.len()], size });
+                    copy.new.add_node(slice, &[value], &Provenance::default())?[0]
+                }
+                _ => {
+                    return Err(misfit(format!(
+                        "output '{}' is neither written by GroupQueryAttention or Attention (unidirectional), nor are \
+                         there an attention_mask and position_ids to hide free slots of a cache with",
+                        output.name
+                    )));
+                }
+            };
+        }
+        outputs.push((output.name.clone(), value));
+    }
+    let mut alone = copy.new;
+    for (name, value) in outputs {
+        alone.add_output(name, value);
+    }
+    Ok(alone)
+}
+
+/// Whether the graph is told which slots are tokens and where tokens stand, so that neither follows from sizes.
+fn is_masked(roles: &Roles) -> bool {
+    roles.attention_mask.is_some() && roles.position_ids.is_some()
+}
+
+fn vocabulary_of(graph: &Graph, roles: &Roles, config: &GenerationConfig) -> Result<usize, Error> {
+    let logits = graph.outputs().iter().find(|output| output.name == roles.logits);
+    let last = logits.and_then(|output| graph.ty(output.value).dims.last()?.as_usize());
+    match (last, config.model.vocab_size) {
+        (None, _) => Err(misfit(format!("the last size of '{}' is no number", roles.logits))),
+        (Some(found), Some(configured)) if found != configured => {
+            Err(misfit(format!("'{}' has {found} scores; vocab_size is {configured}", roles.logits)))
+        }
+        (Some(found), _) => Ok(found),
+    }
+}
+
+/// The Graph without inputs that nothing reads, such as a mask whose meaning the lengths of caches have.
+fn without_unread_inputs(graph: &Graph) -> Result<Graph, Error> {
+    let uses = graph.use_counts();
+    let mut copy = GraphCopy::new(graph);
+    for &input in graph.inputs() {
+        if uses[input.0 as usize] > 0 {
+            copy.input(input, graph.ty(input).clone());
+        }
+    }
+    for node in graph.nodes() {
+        copy.node(node)?;
+    }
+    Ok(copy.finish())
+}

@@ -1,0 +1,173 @@
+//! Opens a model folder for text generation: its configuration, its device, its decoder as a Session.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use precast_cache::{CacheOptions, Mode, ProgramCache};
+use precast_generate::config::{self, Folder, GenerationConfig, Source};
+use precast_generate::ladder::Ladders;
+use precast_generate::text_model::{TextModel, TextModelParts};
+use precast_generate::tokenizer::{TOKENIZER_FILE, Tokenizer};
+use precast_session::{Interface, OnMiss, OnMissChain, Session, SessionOptions, Startup};
+
+use crate::decoder_graph::decoder_graph;
+use crate::device_name::{DeviceKind, DeviceName, resolve_device_with_notice};
+use crate::error::Error;
+use crate::model::Model;
+use crate::open_device::open_device;
+use crate::runner::RunnerOptions;
+
+/// Tokens of a prompt that run at once on the CPU.
+const CHUNK_ON_CPU: usize = 128;
+/// Tokens of a prompt that run at once on a GPU.
+const CHUNK_ON_GPU: usize = 512;
+/// Rows that a generator has Programs for, unless asked for more.
+const ROWS_MAX: usize = 64;
+
+/// How a model folder is opened.
+#[derive(Clone, Debug)]
+pub struct TextOptions {
+    /// Threads, instruction set and passes; its device counts only where `device` is none.
+    pub runner: RunnerOptions,
+    /// The device; what the folder says, else the CPU, unless set.
+    pub device: Option<DeviceName>,
+    /// Changes to the folder's configuration, in order.
+    pub overlays: Vec<Source>,
+    /// Folder of the cache of Programs; none keeps them in memory only.
+    pub cache: Option<PathBuf>,
+    /// Most rows of a decode step.
+    pub rows_max: usize,
+}
+
+impl Default for TextOptions {
+    fn default() -> TextOptions {
+        let (runner, overlays) = (RunnerOptions::default(), Vec::new());
+        TextOptions { runner, device: None, overlays, cache: None, rows_max: ROWS_MAX }
+    }
+}
+
+/// A model folder that is open.
+pub struct TextFolder {
+    /// The decoder on its device.
+    pub model: TextModel,
+    /// The tokenizer, where the folder has one.
+    pub tokenizer: Option<Tokenizer>,
+    /// What a person should know about how the folder was read.
+    pub notices: Vec<String>,
+}
+
+/// Opens a model folder.
+pub fn open_text_model(directory: &Path, options: &TextOptions) -> Result<TextFolder, Error> {
+    let folder = Folder::open(directory)?;
+    let config = read_config(&folder, options)?;
+    let mut notices = config.notices.clone();
+    let (device, notice) = device_of(&config, options)?;
+    notices.extend(notice);
+    let mut runner = RunnerOptions { device, ..options.runner.clone() };
+    if config.model.decoder.threads > 0 {
+        runner.threads = config.model.decoder.threads;
+    }
+    let path = folder.path(&config.model.decoder.filename)?;
+    let tokenizer = open_tokenizer(&folder, &config, &mut notices)?;
+    let model = open_decoder(&Model::open(&path)?, config, runner, options, &mut notices)?;
+    Ok(TextFolder { model, tokenizer, notices })
+}
+
+/// The configuration of a folder, without opening its decoder.
+fn read_config(folder: &Folder, options: &TextOptions) -> Result<GenerationConfig, Error> {
+    let kind_of = |name: &str| match resolve_device_with_notice(name) {
+        Ok(resolved) => Ok(resolved.name.kind.name().to_string()),
+        Err(error) => Err(format!("cannot be the device: {error}")),
+    };
+    let config = config::open(folder, options.overlays.clone(), &kind_of)?;
+    if config.model.draft.is_some() {
+        return Err(Error::Request("model.draft: speculation with a draft model is not supported yet".to_string()));
+    }
+    Ok(config)
+}
+
+/// The device: the caller's, else the first that the folder names, else the CPU.
+fn device_of(config: &GenerationConfig, options: &TextOptions) -> Result<(DeviceName, Option<String>), Error> {
+    if let Some(device) = options.device {
+        return Ok((device, None));
+    }
+    let Some(provider) = config.model.decoder.providers.first() else { return Ok((options.runner.device, None)) };
+    let resolved = resolve_device_with_notice(&provider.name)?;
+    let number = provider.options.iter().find(|(name, _)| name == "device_id").map(|(_, value)| value);
+    let number = match number {
+        None => resolved.name.number,
+        Some(text) => {
+            text.parse().map_err(|_| Error::Request(format!("device_id is '{text}'; a number was expected")))?
+        }
+    };
+    Ok((DeviceName { number, ..resolved.name }, resolved.notice))
+}
+
+fn open_tokenizer(
+    folder: &Folder,
+    config: &GenerationConfig,
+    notices: &mut Vec<String>,
+) -> Result<Option<Tokenizer>, Error> {
+    let folder = match &config.model.tokenizer_dir {
+        Some(name) => folder.inside(name)?,
+        None => folder.clone(),
+    };
+    if !folder.has(TOKENIZER_FILE) {
+        return Ok(None);
+    }
+    let tokenizer = Tokenizer::open(&folder)?;
+    if let Some(eos) = tokenizer.eos_token_id().filter(|eos| !config.model.eos_token_ids.contains(eos)) {
+        notices.push(format!("the tokenizer's own end token ({eos}) is not among eos_token_id and does not end a row"));
+    }
+    Ok(Some(tokenizer))
+}
+
+fn open_decoder(
+    model: &Model,
+    config: GenerationConfig,
+    runner: RunnerOptions,
+    options: &TextOptions,
+    notices: &mut Vec<String>,
+) -> Result<TextModel, Error> {
+    let cache = match &options.cache {
+        Some(folder) => CacheOptions::new(folder),
+        None => CacheOptions { mode: Mode::Off, ..CacheOptions::new("") },
+    };
+    let cache = Arc::new(ProgramCache::open(cache)?);
+    let device = open_device(&runner, &cache)?;
+    let decoder = decoder_graph(model, &config, &runner.passes)?;
+    let mut session = SessionOptions {
+        on_miss: on_miss(&config)?,
+        startup: Startup::Lazy,
+        measures: false,
+        device_label: device.label.clone(),
+        ..SessionOptions::default()
+    };
+    session.target_options.insert("disable".to_string(), runner.passes.disabled.join(","));
+    let interface = Interface::of(&decoder.graph, None).map_err(Error::from)?;
+    let session = Session::open(interface, Arc::new(decoder.graph), session, device.target, device.device, cache)?;
+    let chunk = if runner.device.kind == DeviceKind::Cpu { CHUNK_ON_CPU } else { CHUNK_ON_GPU };
+    let mut ladders = Ladders::new(&config.tuning, config.model.context_length, chunk, options.rows_max);
+    if let Some(reason) = &decoder.refuses_filler {
+        notices.push(format!("Programs have exact lengths and one row, since filler would change answers: {reason}"));
+        ladders = ladders.without_filler();
+    }
+    Ok(TextModel::new(TextModelParts {
+        session,
+        inputs: decoder.inputs,
+        outputs: decoder.outputs,
+        layers: decoder.layers,
+        vocabulary: decoder.vocabulary,
+        ladders,
+        device: runner.device.to_string(),
+        config,
+    }))
+}
+
+/// What answers a step whose Program is not there; the folder's word, else waiting for it.
+fn on_miss(config: &GenerationConfig) -> Result<OnMissChain, Error> {
+    match &config.tuning.on_miss {
+        Some(text) => text.parse().map_err(|reason| Error::Request(format!("precast.json: on_miss: {reason}"))),
+        None => Ok(OnMiss::Wait.into()),
+    }
+}
