@@ -104,7 +104,7 @@ pub enum Color {
 /// What to do.
 #[derive(Subcommand)]
 pub enum Verb {
-    /// Show what a model or a Program file is
+    /// Show what a model, a Program file or a model folder is
     Inspect(InspectArgs),
     /// Say whether a model is supported, with every node that is not
     Check(CheckArgs),
@@ -193,7 +193,7 @@ impl TuneArgs {
 /// Arguments of `inspect`.
 #[derive(Args)]
 pub struct InspectArgs {
-    /// The model or Program file
+    /// The model, Program file or model folder
     pub file: PathBuf,
     /// Print the Graph's text form
     #[arg(long)]

@@ -14,12 +14,16 @@ use crate::args::{InputArgs, InspectArgs, Shared, Stage};
 use crate::compile::{steps_json, steps_text};
 use crate::exit::Failure;
 use crate::inputs::make_inputs;
+use crate::inspect_folder::inspect_folder;
 use crate::numerics::numerics_text;
 use crate::output::{Report, bytes_text, dims_json, program_json, program_text, type_text};
 use crate::subject::{open_model, options};
 
 /// Shows a file.
 pub fn inspect(args: &InspectArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
+    if args.file.is_dir() {
+        return inspect_folder(&args.file, shared);
+    }
     if is_program_file(&args.file)? {
         shared.numerics.refuse_for_program(&args.file)?;
         return inspect_program(args);

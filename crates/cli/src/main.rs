@@ -14,6 +14,7 @@ mod fitting;
 mod generate;
 mod inputs;
 mod inspect;
+mod inspect_folder;
 mod interrupt;
 mod numerics;
 mod onnxruntime;

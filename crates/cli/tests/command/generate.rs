@@ -107,3 +107,13 @@ fn speed_is_measured_by_prompt_and_by_token() {
     assert_eq!(tests, ["pp8", "tg4", "pp8+tg4", "pp8", "tg4", "pp8+tg4"]);
     assert!(json["rows"][0]["tokens_per_second"].as_f64().unwrap() > 0.0);
 }
+
+#[test]
+fn a_folder_shows_what_it_caches() {
+    let bench = Bench::new();
+    let json = bench.json(&format!("inspect {}", folder("gemma2-fp32").display()));
+    assert_eq!((json["kv_bytes_per_token"].as_u64(), json["layers"][0]["window"].as_u64()), (Some(512), Some(16)));
+    assert_eq!(json["kv_capacity_buckets"], serde_json::json!([256, 512]));
+    let text = run(&bench, "inspect", "gemma2-fp32", "").stdout;
+    assert!(text.contains("  layers 0: 2 heads of 16 and 16 f32, the last 16 tokens\n"), "{text}");
+}
