@@ -13,6 +13,7 @@ mod layout;
 mod legacy;
 mod loss;
 mod matmul;
+mod ml;
 mod ngram;
 mod norm;
 mod quantize;
@@ -39,6 +40,7 @@ pub const FAMILIES: &[(&str, &[Import])] = &[
     ("legacy", legacy::IMPORTS),
     ("loss", loss::IMPORTS),
     ("matmul", matmul::IMPORTS),
+    ("ml", ml::IMPORTS),
     ("ngram", ngram::IMPORTS),
     ("norm", norm::IMPORTS),
     ("quantize", quantize::IMPORTS),

@@ -9,6 +9,7 @@ mod errors;
 mod index;
 mod loss;
 mod matmul;
+mod ml;
 mod model;
 mod norm;
 mod quantized;

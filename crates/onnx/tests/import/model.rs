@@ -80,7 +80,7 @@ impl Model {
     /// Imports the model with these outputs.
     pub fn import(self, outputs: &str) -> Result<Imported, ImportError> {
         let Model { opset, functions, options, .. } = self.clone();
-        let opset_import = [("", opset), ("com.microsoft", 1), ("local", 1)]
+        let opset_import = [("", opset), ("com.microsoft", 1), ("ai.onnx.ml", 3), ("local", 1)]
             .map(|(domain, version)| OperatorSetIdProto { domain: domain.to_string(), version })
             .to_vec();
         let graph = Some(self.body(outputs));
