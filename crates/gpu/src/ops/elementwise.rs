@@ -456,17 +456,14 @@ pub fn cast(from: DType, to: DType, x: &str) -> Option<String> {
             _ => format!("({ty}){x}"),
         });
     }
-    if !from.is_float() {
-        return Some(match to {
-            DType::U4 => format!("(u8)({x} & 15)"),
-            DType::U2 => format!("(u8)({x} & 3)"),
-            DType::I4 => format!("(i8)((i8)((u8){x} << 4) >> 4)"),
-            DType::I2 => format!("(i8)((i8)((u8){x} << 6) >> 6)"),
-            _ => format!("({ty}){x}"),
-        });
-    }
-    match to.int_range() {
-        Some((least, most)) if is_narrow(to) => Some(format!("to_int_within<{ty}>({x}, {least}, {most})")),
-        _ => Some(format!("to_int<{ty}>({x})")),
-    }
+    // Types of less than a byte keep the lowest bits; floats stop at the ends of others.
+    let whole = if from.is_float() && is_narrow(to) { format!("to_low_bits({x})") } else { x.to_string() };
+    Some(match to {
+        DType::U4 => format!("(u8)({whole} & 15)"),
+        DType::U2 => format!("(u8)({whole} & 3)"),
+        DType::I4 => format!("(i8)((i8)((u8){whole} << 4) >> 4)"),
+        DType::I2 => format!("(i8)((i8)((u8){whole} << 6) >> 6)"),
+        _ if from.is_float() => format!("to_int<{ty}>({x})"),
+        _ => format!("({ty}){x}"),
+    })
 }

@@ -195,6 +195,12 @@ template <class T, class F> DEVICE T to_int_within(F x, int least, int most) {
     return x < (F)least ? (T)least : x > (F)most ? (T)most : (T)x;
 }
 
+// The lowest bits of the whole number that x is cut to, as 128 bits hold it: beyond 64 of them a float has none below.
+template <class F> DEVICE i64 to_low_bits(F x) {
+    if (x >= (F)1.7014118346046923e38) return -1;
+    return x > (F)-9.2e18 && x < (F)9.2e18 ? (i64)x : 0;
+}
+
 template <class T, class E> DEVICE T pow_int_by_float(T base, E exponent) {
     bool is_whole = exponent == of_trunc(exponent) && of_fabs(exponent) < (E)9223372036854775808.0;
     if (is_whole) return pow_int(base, (i64)exponent);
