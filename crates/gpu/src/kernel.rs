@@ -14,6 +14,8 @@ pub const MATRIX: &str = include_str!("text/matrix.h");
 pub const PRODUCT_SOURCES: &str = include_str!("text/tile_sources.h");
 /// Windows of convolutions as operands of products.
 pub const PRODUCT_WINDOWS: &str = include_str!("text/window_rows.h");
+/// The first elements of a long line in order.
+pub const TOPK_SELECT: &str = include_str!("text/topk_select.h");
 /// Products on matrix instructions.
 pub const PRODUCT_MMA: &str = include_str!("text/gemm_mma.h");
 /// Products by multiply-add.

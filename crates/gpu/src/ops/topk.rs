@@ -1,18 +1,22 @@
-//! The largest or smallest elements along an axis, sorted. A block keeps the best of a line in shared memory and joins
-//! further elements to them by bitonic sorts; of equal elements the lower index comes first.
+//! The largest or smallest elements along an axis, sorted; of equal elements the lower index comes first. One block has a line.
+//!
+//! Of a long line of small elements it finds the last one that is kept, eight bits at a time (`text/topk_select.h`), and sorts
+//! those before it. Of other lines it keeps the best in shared memory and joins further elements to them by bitonic sorts.
 
 use std::fmt::Write as _;
 
 use precast_ir::op::Topk;
 
 use crate::element::{is_narrow, load, memory_type, value_type, word_type};
-use crate::kernel::Lowered;
+use crate::kernel::{Lowered, TOPK_SELECT};
 use crate::nest::{Kernel, Param, index_type, signed};
 use crate::site::Site;
 use crate::team::Rows;
 
 /// Elements that a block sorts at once: their values and places fill half of the shared memory.
 const SORTED_MAX: usize = 2048;
+/// Threads of a block that selects.
+const SELECTING_THREADS: usize = 512;
 /// Elements below which sorting more of them at once is no slower.
 const SORTED_MIN: usize = 64;
 
@@ -28,6 +32,9 @@ pub fn lower(site: &Site, op: &Topk) -> Option<Lowered> {
     let half = sorted / 2;
     if length > sorted && kept > half {
         return None;
+    }
+    if length > sorted && kept > 0 && dtype.size_bytes() <= 4 {
+        return select(site, op);
     }
     let strides = [signed(&own), signed(&values), signed(&places)];
     let rows = Rows::new(&shape, &[op.axis], &values, &strides);
@@ -130,4 +137,49 @@ sync_block();
     let count = rows.outer.count();
     let kernel = Kernel::new("topk", params).scalar("rows", count).declare(declarations);
     Some(Lowered::one("topk", kernel.blocks(count, threads as u32, &text)))
+}
+
+/// The kernel for long lines of elements of up to 32 bits.
+fn select(site: &Site, op: &Topk) -> Option<Lowered> {
+    let dtype = site.dtype(0);
+    let shape = site.shape(0);
+    let (length, kept) = (shape[op.axis], site.out_shape(0)[op.axis]);
+    let (own, values, places) = (site.strides(0), site.out_strides(0), site.out_strides(1));
+    let rows = Rows::new(&shape, &[op.axis], &values, &[signed(&own), signed(&values), signed(&places)]);
+    let index = index_type(&[shape.iter().product(), site.out_shape(0).iter().product()]);
+    let sorted = kept.next_power_of_two().max(SORTED_MIN);
+    let declarations = format!(
+        "constexpr int LENGTH = {length}, KEPT = {kept}, SORTED = {sorted}, THREADS = {SELECTING_THREADS};
+constexpr bool IS_LARGEST = {};
+{TOPK_SELECT}",
+        op.largest
+    );
+    let [from, to_value, to_place] = [0, 1, 2].map(|operand| rows.outer.offset("i", operand, index));
+    let (x_stride, value_stride, place_stride) = (own[op.axis], values[op.axis], places[op.axis]);
+    let x = load(dtype, &format!("x[from + (u32)element * ({index}){x_stride}]"));
+    let body = format!(
+        "{}const {index} from = {from};
+select_line(shared, [&](i32 element) {{ return order_of({x}); }});
+for (u32 at = threadIdx.x; at < KEPT; at += THREADS) {{
+    const {index} element = ({index})place_of(shared.keys[at]);
+    values[{to_value} + at * ({index}){value_stride}] = words[from + element * ({index}){x_stride}];
+    indices[{to_place} + at * ({index}){place_stride}] = (i64)element;
+}}
+sync_block();
+",
+        rows.outer.indices("i", "row", index)
+    );
+    let word = word_type(dtype);
+    let text = format!(
+        "const {word} *words = (const {word} *)x;\nSHARED(Selection, selections, 1);\nSelection &shared = selections[0];\nfor ({index} row = blockIdx.x; row < ({index})rows; row += gridDim.x) {{\n{}}}\n",
+        crate::nest::indent(&body)
+    );
+    let params = vec![
+        Param::read(0, "x", memory_type(dtype)?),
+        Param::write(0, "values", word),
+        Param::write(1, "indices", "i64"),
+    ];
+    let count = rows.outer.count();
+    let kernel = Kernel::new("topk", params).scalar("rows", count).declare(declarations);
+    Some(Lowered::one("topk.select", kernel.blocks(count, SELECTING_THREADS as u32, &text)))
 }

@@ -283,3 +283,7 @@ template <class T> static T shuffle_down(T x, int by) {
 static void sync_block() { host::leave(host::AT_BLOCK); }
 static void sync_warp() { host::leave(host::AT_WARP); }
 static void atomic_max(i32 *place, i32 x) { *place = *place < x ? x : *place; }
+static u32 atomic_add(u32 *place, u32 x) {
+    *place += x;
+    return *place - x;
+}

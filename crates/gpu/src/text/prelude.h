@@ -145,6 +145,8 @@ template <class T> DEVICE T shuffle_down(T x, int by) { return __shfl_down_sync(
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
 DEVICE void atomic_max(i32 *place, i32 x) { atomicMax(place, x); }
+// Gives what was there before.
+DEVICE u32 atomic_add(u32 *place, u32 x) { return atomicAdd(place, x); }
 #elif defined(PRECAST_HIP)
 template <class T> DEVICE T shuffle_xor(T x, int mask) { return __shfl_xor(x, mask); }
 template <class T> DEVICE T shuffle(T x, int lane) { return __shfl(x, lane); }
@@ -153,6 +155,8 @@ template <class T> DEVICE T shuffle_down(T x, int by) { return __shfl_down(x, by
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __builtin_amdgcn_wave_barrier(); }
 DEVICE void atomic_max(i32 *place, i32 x) { atomicMax(place, x); }
+// Gives what was there before.
+DEVICE u32 atomic_add(u32 *place, u32 x) { return atomicAdd(place, x); }
 #endif
 
 // ---- launches that overlap ------------------------------------------------------------------------------------------

@@ -208,6 +208,13 @@ fn top_elements() {
         cases.push(Case::new(topk(0, 0, largest), &[numbers(DType::F32, &[8], 3, 0.0, 9.0)]));
         cases.push(Case::new(topk(0, 1, largest), &[numbers(DType::F32, &[1], 3, 0.0, 9.0)]));
         cases.push(Case::new(topk(1, 50, largest), &[numbers(DType::F32, &[2, 9000], 3, 0.0, 9.0)]));
+        cases.push(Case::new(topk(1, 300, largest), &[numbers(DType::F32, &[2, 3000], 5, -9.0, 9.0)]));
+        cases.push(Case::new(topk(0, 70, largest), &[numbers(DType::I32, &[2500, 2], 5, -9.0, 9.0)]));
+        cases.push(Case::new(topk(0, 3, largest), &[numbers(DType::U8, &[2100], 5, 0.0, 9.0)]));
+        cases.push(Case::new(topk(0, 0, largest), &[numbers(DType::F32, &[2100], 5, 0.0, 9.0)]));
+        cases.push(Case::new(topk(0, 9, largest), &[numbers(DType::I64, &[2100], 5, -9.0, 9.0)]));
+        let repeated: Vec<f64> = special.iter().copied().cycle().take(2400).collect();
+        cases.push(Case::new(topk(0, 1000, largest), &[of_values(DType::F32, &[2400], &repeated)]));
         cases.push(Case::new(topk(1, 1024, largest), &[numbers(DType::F16, &[1, 5000], 3, 0.0, 9.0)]));
     }
     check(&cases, PLAIN);
