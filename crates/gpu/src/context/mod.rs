@@ -77,11 +77,7 @@ impl GpuContext {
         check_counts(&loaded.program, inputs.len(), outputs.len())?;
         let at = self.state(loaded)?;
         let parts = self.parts.as_mut().expect("made by `state`");
-        parts.clear_callers(at);
-        for buffer in inputs.iter().chain(outputs) {
-            parts.add_caller(at, buffer, 0, buffer.len(), None, false)?;
-        }
-        let mode = parts.bind(at, IoPath::Direct, IoPath::Direct)?;
+        let mode = parts.bind_whole(at, inputs, outputs)?;
         parts.run(at, mode, &self.captures, self.is_capturing)
     }
 
