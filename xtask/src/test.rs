@@ -55,7 +55,7 @@ fn left_out<T>(had: Result<T>) -> Option<T> {
 
 /// The tests of all crates, with kernels compiled by the vendors' compilers where there are any.
 fn crate_tests() -> Step {
-    let mut step = cargo(&["test", "--quiet", "--workspace"]);
+    let mut step = cargo(&["test", "--quiet", "--workspace", "--no-fail-fast"]);
     if let Some(folder) = left_out(gpu_compilers::nvrtc_folder()).flatten() {
         let before = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let folders = [folder].into_iter().chain(std::env::split_paths(&before));
