@@ -117,6 +117,8 @@ pub fn read(root: &Node, tuning: Option<&Node>, mut notices: Vec<String>) -> Gen
         None => read_dynamic(part(&["engine", "dynamic_batching"])),
     };
     let tuning = read_tuning(Part(tuning.unwrap_or(&empty)));
+    let ahead = ["speculative", "engine"].into_iter().filter(|key| root.at(&[key]).is_some());
+    notices.extend(ahead.map(|key| format!("{key}: there is no engine yet, so it has no effect")));
     GenerationConfig { model, search, speculative, engine, tuning, notices }
 }
 

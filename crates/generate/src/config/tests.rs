@@ -162,6 +162,14 @@ fn overlays_change_delete_and_are_named() {
 }
 
 #[test]
+fn parts_for_the_engine_say_that_there_is_none() {
+    let text = with("", "", r#","speculative":{"ngram_size":3},"engine":{"static_batching":{}}"#);
+    let config = parse_with(&text, &[]).unwrap();
+    let expected = ["speculative", "engine"].map(|key| format!("{key}: there is no engine yet, so it has no effect"));
+    assert_eq!(config.notices, expected);
+}
+
+#[test]
 fn settings_of_other_runtimes_are_accepted_with_one_notice() {
     let options = r#","session_options":{"log_id":"x","session.use_x":"0"},"run_options":{"memory.y":""}"#;
     let config = parse_with(&with("", options, r#","search":{"past_present_share_buffer":true}"#), &[]).unwrap();
