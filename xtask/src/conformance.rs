@@ -3,12 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -17,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::case::{CaseReport, TargetName};
 use crate::known_failures::{self, KnownFailures, normalise};
-use crate::worker::{Answer, Request, Worker};
+use crate::worker::{Answer, Request, Worker, on_all_cores};
 use crate::{paths, venv};
 
 const GENERATOR: &str = include_str!("../python/make_cases.py");
@@ -144,13 +142,7 @@ fn run_jobs(jobs: &[Job], is_verbose: bool) -> Result<Results> {
             results.insert((job.target, job.case.clone()), result);
         }
     };
-    let workers = thread::available_parallelism().map_or(1, NonZero::get);
-    thread::scope(|scope| -> Result<()> {
-        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(run_some)).collect();
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-    })?;
+    on_all_cores(&run_some)?;
     Ok(results.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()))
 }
 

@@ -8,12 +8,10 @@ mod mutate;
 mod targets;
 
 use std::fs;
-use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -22,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::paths;
-use crate::worker::{Answer, Request, Worker};
+use crate::worker::{Answer, Request, Worker, on_all_cores};
 
 pub use differential::run_graphs;
 pub use targets::Fuzzer;
@@ -167,13 +165,7 @@ fn fuzz(target: FuzzTarget, arguments: &FuzzArguments) -> Result<BatchReport> {
         }
         Ok(())
     };
-    let workers = thread::available_parallelism().map_or(1, NonZero::get);
-    thread::scope(|scope| -> Result<()> {
-        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(run_some)).collect();
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-    })?;
+    on_all_cores(&run_some)?;
     Ok(total.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()))
 }
 

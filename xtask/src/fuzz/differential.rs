@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -17,6 +16,7 @@ use prost::Message;
 use super::targets::write_arrays;
 use super::{BATCH_GRAPHS, BatchReport, FuzzArguments, FuzzTarget, ask, graphs};
 use crate::venv;
+use crate::worker::on_all_cores;
 
 const SCRIPT: &str = include_str!("../../python/fuzz_ort.py");
 
@@ -47,13 +47,7 @@ pub fn run(arguments: &FuzzArguments) -> Result<BatchReport> {
             total.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).add(report);
         }
     };
-    let workers = thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    thread::scope(|scope| -> Result<()> {
-        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(run_some)).collect();
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-    })?;
+    on_all_cores(&run_some)?;
     Ok(total.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()))
 }
 
