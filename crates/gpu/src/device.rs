@@ -133,6 +133,11 @@ impl GpuDevice {
     }
 }
 
+/// The architecture with instructions that no later one has: on sm_90, products of four warps together.
+fn own_instructions(arch: &str) -> String {
+    if arch == "sm_90" { "sm_90a".to_string() } else { arch.to_string() }
+}
+
 /// What a driver's device is to the compiler.
 pub fn arch_of(device: &precast_driver::Device) -> Arch {
     let info = device.info();
@@ -142,7 +147,7 @@ pub fn arch_of(device: &precast_driver::Device) -> Arch {
     };
     Arch {
         vendor,
-        name: info.arch.clone(),
+        name: own_instructions(&info.arch),
         warp: info.warp,
         shared_bytes_max: info.shared_bytes_max,
         multiprocessors: info.multiprocessors,

@@ -16,8 +16,14 @@ pub const PRODUCT_SOURCES: &str = include_str!("text/tile_sources.h");
 pub const PRODUCT_WINDOWS: &str = include_str!("text/window_rows.h");
 /// The first elements of a long line in order.
 pub const TOPK_SELECT: &str = include_str!("text/topk_select.h");
-/// Products on matrix instructions.
+/// How tiles of 16-bit operands come to shared memory.
+pub const TILE_COPIES: &str = include_str!("text/tile_copies.h");
+/// Products on the matrix instructions of a warp.
 pub const PRODUCT_MMA: &str = include_str!("text/gemm_mma.h");
+/// Products on the matrix instructions of four warps together.
+pub const PRODUCT_GROUP: &str = include_str!("text/gemm_group.h");
+/// A block's part of a product on matrix instructions.
+pub const TILE_PRODUCT: &str = include_str!("text/tile_product.h");
 /// Products by multiply-add.
 pub const PRODUCT_FMA: &str = include_str!("text/gemm_fma.h");
 /// The end of products.

@@ -6,7 +6,8 @@ use precast_tensor::{DType, Tensor};
 
 use crate::element::memory_type;
 use crate::kernel::{
-    Arch, Launch, Lowered, MATRIX, Operand, PRODUCT_FINISH, PRODUCT_FMA, PRODUCT_MMA, PRODUCT_SOURCES,
+    Arch, Launch, Lowered, MATRIX, Operand, PRODUCT_FINISH, PRODUCT_FMA, PRODUCT_GROUP, PRODUCT_MMA, PRODUCT_SOURCES,
+    TILE_COPIES, TILE_PRODUCT,
 };
 use crate::ops::epilogue::{Coordinates, Epilogue};
 use crate::ops::gemv;
@@ -172,7 +173,7 @@ impl Product {
     /// Elements that are stored at once.
     fn width(&self, tactic: &Tactic) -> usize {
         let most = match tactic.tile {
-            Tile::Mma { .. } => 8,
+            Tile::Mma { .. } | Tile::Group { .. } => 8,
             Tile::Fma { tn, .. } => tn.min(4),
             Tile::Gemv { .. } | Tile::Attention { .. } => 1,
         };
@@ -182,7 +183,7 @@ impl Product {
     /// Constants and functions that the body reads.
     fn head(&self, tactic: &Tactic, acc: &str) -> Option<String> {
         let mut text = String::new();
-        if matches!(tactic.tile, Tile::Mma { .. }) {
+        if matches!(tactic.tile, Tile::Mma { .. } | Tile::Group { .. }) {
             text.push_str(MATRIX);
         }
         text.push_str(&self.result_text(tactic, acc)?);
@@ -198,12 +199,13 @@ impl Product {
         let _ = writeln!(text, "DEVICE i64 start_b(i64 z) {{ return {}; }}", self.b.start);
         match tactic.tile {
             Tile::Mma { warps: [wm, wn, wk], stages, .. } => {
-                let _ =
-                    writeln!(text, "constexpr int WARPS_M = {wm}, WARPS_N = {wn}, WARPS_K = {wk}, STAGES = {stages};");
-                let _ = writeln!(text, "constexpr int A_VEC = {}, B_VEC = {};", self.a.vec, self.b.vec);
-                let (a, b) = (self.a.is_by_rows, self.b.is_by_rows);
-                let _ = writeln!(text, "constexpr bool A_BY_ROWS = {a}, B_BY_ROWS = {b};");
-                text.push_str(PRODUCT_MMA);
+                let _ = writeln!(text, "constexpr int WARPS_M = {wm}, WARPS_N = {wn}, STAGES = {stages};");
+                self.push_tiles(&mut text, wm * wn * wk, wk, PRODUCT_MMA);
+            }
+            Tile::Group { bn, groups: [gm, gn], stages, .. } => {
+                let _ = writeln!(text, "constexpr int GROUPS_M = {gm}, GROUPS_N = {gn}, STAGES = {stages};");
+                let instruction = self.group_instruction(bn / gn);
+                self.push_tiles(&mut text, gm * gn * 4, 1, &format!("{instruction}{PRODUCT_GROUP}"));
             }
             Tile::Fma { tm, tn, .. } => {
                 let (a, b) = (self.is_a_along_k, self.b.is_by_rows);
@@ -214,6 +216,40 @@ impl Product {
             Tile::Gemv { .. } | Tile::Attention { .. } => return None,
         }
         Some(text)
+    }
+
+    /// The body of a product on matrix instructions, of blocks of so many warps, `warps_k` of which divide the inner axis.
+    fn push_tiles(&self, text: &mut String, warps: usize, warps_k: usize, multiply: &str) {
+        let by_groups = multiply.contains("multiply_group");
+        let _ = writeln!(text, "constexpr int THREADS = {warps} * WARP, WARPS_K = {warps_k};");
+        let _ = writeln!(text, "constexpr int A_VEC = {}, B_VEC = {};", self.a.vec, self.b.vec);
+        let (a, b) = (self.a.is_by_rows, self.b.is_by_rows);
+        let _ = writeln!(text, "constexpr bool A_BY_ROWS = {a}, B_BY_ROWS = {b}, BY_GROUPS = {by_groups};");
+        text.push_str(TILE_COPIES);
+        text.push_str(multiply);
+        text.push_str(TILE_PRODUCT);
+    }
+
+    /// The instruction of four warps that multiplies 64 rows with so many columns: all its registers are named one by one.
+    fn group_instruction(&self, columns: usize) -> String {
+        let count = columns / 2;
+        let registers: Vec<String> = (0..count).map(|at| format!("%{at}")).collect();
+        let values: Vec<String> = (0..count).map(|at| format!("\"+f\"(c[{at}])")).collect();
+        let (registers, values) = (registers.join(", "), values.join(", "));
+        let element = if self.dtype == DType::BF16 { "bf16" } else { "f16" };
+        let (a, b) = (u8::from(!self.a.is_by_rows), u8::from(!self.b.is_by_rows));
+        format!(
+            "DEVICE void multiply_group(f32 (&c)[{count}], GroupTile a, GroupTile b) {{\n\
+             #if defined(PRECAST_CUDA)\n    \
+             asm volatile(\"{{ .reg .pred adds; setp.ne.b32 adds, 1, 0;\\n\"\n        \
+             \"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} {{{registers}}}, %{count}, %{}, adds, 1, 1, \
+             {a}, {b}; }}\"\n        \
+             : {values}\n        : \"l\"(a.bits), \"l\"(b.bits));\n\
+             #else\n    multiply_group_of<T, {}, {}>(c, a, b);\n#endif\n}}\n",
+            count + 1,
+            self.a.is_by_rows,
+            self.b.is_by_rows
+        )
     }
 
     /// What both launches say of the result.
@@ -247,7 +283,7 @@ impl Product {
             SplitBy::None | SplitBy::Memory => "KERNEL(product, THREADS, ".to_string(),
         };
         let body = match tactic.tile {
-            Tile::Mma { .. } => "product_of_tiles",
+            Tile::Mma { .. } | Tile::Group { .. } => "product_of_tiles",
             Tile::Fma { .. } => "product_by_elements",
             Tile::Gemv { .. } | Tile::Attention { .. } => return None,
         };

@@ -32,6 +32,9 @@ pub enum SplitBy {
 pub enum Tile {
     /// Matrix instructions: results, inner axis at a time, warps along rows, columns and the inner axis, stages of copies.
     Mma { bm: usize, bn: usize, bk: usize, warps: [usize; 3], stages: usize },
+    /// Matrix instructions of four warps together: results, groups of four warps along rows and columns, stages of copies of
+    /// 64 of the inner axis.
+    Group { bm: usize, bn: usize, groups: [usize; 2], stages: usize },
     /// Multiply-add of elements: results, inner axis at a time, results of a thread.
     Fma { bm: usize, bn: usize, bk: usize, tm: usize, tn: usize },
     /// A matrix streamed for few rows: columns of a warp.
@@ -59,6 +62,25 @@ pub const MMA_TILES: &[Tile] = &[
     mma(16, 32, 64, [1, 1, 4], 4),
 ];
 
+const fn group(bm: usize, bn: usize, groups: [usize; 2], stages: usize) -> Tile {
+    Tile::Group { bm, bn, groups, stages }
+}
+
+/// Inner axis of a stage of `Tile::Group`: a line of shared memory.
+const GROUP_K: usize = 64;
+
+/// Tiles of matrix instructions of four warps together, the largest first.
+pub const GROUP_TILES: &[Tile] = &[
+    group(256, 128, [4, 1], 4),
+    group(128, 256, [2, 1], 4),
+    group(128, 128, [2, 1], 6),
+    group(128, 128, [2, 1], 3),
+    group(128, 64, [2, 1], 4),
+    group(64, 256, [1, 2], 4),
+    group(64, 128, [1, 1], 4),
+    group(64, 64, [1, 1], 6),
+];
+
 /// Tiles of multiply-add, the largest first.
 pub const FMA_TILES: &[Tile] = &[
     Tile::Fma { bm: 128, bn: 128, bk: 8, tm: 8, tn: 8 },
@@ -80,6 +102,7 @@ impl Tile {
     pub fn sizes(self) -> [usize; 3] {
         match self {
             Tile::Mma { bm, bn, bk, .. } | Tile::Fma { bm, bn, bk, .. } => [bm, bn, bk],
+            Tile::Group { bm, bn, .. } => [bm, bn, GROUP_K],
             Tile::Gemv { columns } => [GEMV_ROWS_MAX, columns * GEMV_WARPS, 1],
             Tile::Attention { warps_q, warps_keys, warp_keys, .. } => [16 * warps_q, warps_keys * warp_keys, 16],
         }
@@ -89,6 +112,7 @@ impl Tile {
     pub fn threads(self, warp: u32) -> u32 {
         match self {
             Tile::Mma { warps, .. } => warps.iter().product::<usize>() as u32 * warp,
+            Tile::Group { groups, .. } => (groups[0] * groups[1]) as u32 * 4 * warp,
             Tile::Fma { bm, bn, tm, tn, .. } => ((bm / tm) * (bn / tn)) as u32,
             Tile::Gemv { .. } => GEMV_WARPS as u32 * warp,
             Tile::Attention { warps_q, warps_keys, .. } => (warps_q * warps_keys) as u32 * warp,
@@ -100,6 +124,9 @@ impl Tile {
         match self {
             Tile::Mma { bm, bn, bk, warps, stages } => {
                 (stages * (bm + bn) * bk * 2).max(warps[2] * bm * (bn + 8) * acc_bytes)
+            }
+            Tile::Group { bm, bn, stages, .. } => {
+                (stages * (bm + bn) * GROUP_K * 2).max(bm * (bn + 8) * acc_bytes)
             }
             Tile::Fma { bm, bn, bk, .. } => 2 * bk * (bm + bn + 8) * acc_bytes,
             Tile::Gemv { .. } | Tile::Attention { .. } => 0,
@@ -114,6 +141,11 @@ impl Tile {
                 let turns = (bk / 16 / warps[2]) as f64;
                 let instructions = (bm / warps[0] / 16 * (bn / warps[1] / 8)) as f64;
                 [(bm * bn * bk) as f64 / 1024.0, 60.0 + turns * (30.0 + 4.0 * instructions)]
+            }
+            // 2,048 multiply-adds a clock; a barrier and four instructions that run one after the other.
+            Tile::Group { bm, bn, groups, .. } => {
+                let products = (bm * bn * GROUP_K) as f64;
+                [products / 1800.0, 150.0 + products / (groups[0] * groups[1]) as f64 / 2048.0]
             }
             Tile::Fma { bm, bn, bk, tm, tn } => {
                 [(bm * bn * bk) as f64 / 110.0, 60.0 + (bk * (tm * tn + 8)) as f64 * 1.1]
@@ -130,6 +162,7 @@ impl Tactic {
         let kind = match self.tile {
             Tile::Mma { warps, .. } if warps[2] > 1 => format!("mma.{bm}x{bn}x{bk}k{}", warps[2]),
             Tile::Mma { .. } => format!("mma.{bm}x{bn}x{bk}"),
+            Tile::Group { stages, .. } => format!("wgmma.{bm}x{bn}x{bk}s{stages}"),
             Tile::Fma { .. } => format!("fma.{bm}x{bn}x{bk}"),
             Tile::Gemv { columns } => format!("gemv.{columns}"),
             Tile::Attention { warps_keys, .. } => format!("mma.{bm}q{bn}k{warps_keys}"),
@@ -159,10 +192,11 @@ pub struct ProductSize {
 
 /// All tactics for a product, the one that is expected to be fastest first.
 pub fn candidates(arch: &Arch, size: ProductSize) -> Vec<Tactic> {
-    let tiles = if size.is_mma && arch.vendor == Vendor::Cuda { MMA_TILES } else { FMA_TILES };
+    let (mma, groups) = if has_groups(arch) { (MMA_TILES, GROUP_TILES) } else { (MMA_TILES, &[][..]) };
+    let (tiles, group_tiles) = if size.is_mma && arch.vendor == Vendor::Cuda { (mma, groups) } else { (FMA_TILES, &[][..]) };
     let has_clusters = has_clusters(arch);
     let mut tactics = Vec::new();
-    for &tile in tiles {
+    for &tile in tiles.iter().chain(group_tiles) {
         if tile.shared_bytes(size.acc_bytes) > arch.shared_bytes_max as usize {
             continue;
         }
@@ -173,7 +207,7 @@ pub fn candidates(arch: &Arch, size: ProductSize) -> Vec<Tactic> {
         add(1, SplitBy::None);
         let [bm, _, bk] = tile.sizes();
         let steps = size.mnk[2].div_ceil(bk);
-        let is_mma = matches!(tile, Tile::Mma { .. });
+        let is_mma = matches!(tile, Tile::Mma { .. } | Tile::Group { .. });
         for &splits in CLUSTER_SPLITS.iter().filter(|&&splits| splits <= steps && is_mma && has_clusters) {
             if bm % splits == 0 {
                 add(splits, SplitBy::Cluster);
@@ -208,6 +242,11 @@ fn streaming_cost(arch: &Arch, size: ProductSize, columns: usize) -> f64 {
     // Rows of x come again for each group of columns.
     let reads = blocks * (GEMV_WARPS * k * bytes * (columns + m)) as f64 / (f64::from(arch.multiprocessors) * 28.0);
     900.0 + waves * (in_flight * 4.0 + 500.0).max(reads / waves)
+}
+
+/// Whether four warps may multiply together, straight from shared memory: on sm_90a and on nothing else.
+fn has_groups(arch: &Arch) -> bool {
+    arch.vendor == Vendor::Cuda && arch.name == "sm_90a"
 }
 
 /// Whether blocks may read each other's shared memory: from sm_90 on.

@@ -66,6 +66,27 @@ template <class T> DEVICE void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// A part of a tile in shared memory for the instructions of a group of four warps: lines of 128 bytes, eight of them in 1,024
+// bytes, pieces exchanged as by `piece_at<8>`. The tile must begin at a multiple of 1,024 bytes.
+struct GroupTile {
+    u64 bits;
+};
+
+// `across`: bytes from one block of 64 columns to the next, of a tile by columns; `along`: from eight lines to the next eight.
+DEVICE GroupTile group_tile(const void *part, u32 across, u32 along) {
+    constexpr u64 EXCHANGED_IN_128_BYTES = 1;
+    u64 start = (shared_address(part) & 0x3ffff) >> 4;
+    return {start | (u64)(across >> 4) << 16 | (u64)(along >> 4) << 32 | EXCHANGED_IN_128_BYTES << 62};
+}
+
+// Lets instructions of groups see what this thread wrote or copied to shared memory; a barrier has to follow.
+DEVICE void show_groups() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Begins instructions of a group, after its registers were written.
+DEVICE void begin_groups() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void commit_groups() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most N of this group's committed instructions are under way.
+template <int N> DEVICE void wait_groups() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+
 // Waits for all threads of the cluster.
 DEVICE void sync_cluster() {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
@@ -134,6 +155,37 @@ template <class T> static void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 
             u32 right = host::lane_slot<Fragments>(4 * column + pair, turn).b[k_half];
             sum += half_of<T>(left, k % 2) * half_of<T>(right, k % 2);
         }
+        c[i] += sum;
+    }
+}
+
+struct GroupTile {
+    const u8 *part;
+    u32 across, along;
+
+    // Element `k` of line `line` of a tile by rows, or element `line` of row `k` of one by columns.
+    template <class T> f32 at(bool is_by_rows, u32 line, u32 k) const {
+        u64 offset = part - host::dynamic_shared;
+        if (is_by_rows) offset += line / 8 * along + line % 8 * 128 + k * 2;
+        else offset += line / 64 * across + line % 64 * 2 + k / 8 * along + k % 8 * 128;
+        return to_f32(*(const T *)(host::dynamic_shared + (offset ^ (offset >> 3 & 0x70))));
+    }
+};
+static GroupTile group_tile(const void *part, u32 across, u32 along) { return {(const u8 *)part, across, along}; }
+static void show_groups() {}
+static void begin_groups() {}
+static void commit_groups() {}
+template <int N> static void wait_groups() {}
+
+// c[64 x N] += a[64 x 16] · b[16 x N], 128 threads together: lane 4g+t of warp w has elements 2t and 2t+1 of rows 16w+g and
+// 16w+g+8, then those 8 columns further on.
+template <class T, bool A_ROWS, bool B_ROWS, int COUNT>
+static void multiply_group_of(f32 (&c)[COUNT], GroupTile a, GroupTile b) {
+    u32 thread = host::current % 128, warp = thread / WARP, lane = thread % WARP;
+    for (u32 i = 0; i < COUNT; i++) {
+        u32 row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        f32 sum = 0;
+        for (u32 k = 0; k < 16; k++) sum += a.at<T>(A_ROWS, row, k) * b.at<T>(B_ROWS, column, k);
         c[i] += sum;
     }
 }

@@ -33,7 +33,7 @@ typedef double f64;
 #define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
 #define KERNEL_FLAT(name, threads, ...) KERNEL(name, threads, __VA_ARGS__)
 #define SHARED(type, name, count) __shared__ type name[count]
-#define SHARED_BYTES(name) extern __shared__ __align__(128) u8 name[]
+#define SHARED_BYTES(name) extern __shared__ __align__(1024) u8 name[]
 #define UNROLL _Pragma("unroll")
 #else
 #define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)

@@ -129,7 +129,7 @@ pub type LowerFn<'a> = dyn Fn(&Site) -> Result<Option<Lowered>, String> + 'a;
 
 /// A machine with warps of `warp` threads.
 pub fn arch(warp: u32) -> Arch {
-    let (vendor, name) = if warp == 64 { (Vendor::Hip, "gfx90a") } else { (Vendor::Cuda, "sm_90") };
+    let (vendor, name) = if warp == 64 { (Vendor::Hip, "gfx90a") } else { (Vendor::Cuda, "sm_90a") };
     Arch { vendor, name: name.to_string(), warp, shared_bytes_max: SHARED_BYTES_MAX, multiprocessors: 4 }
 }
 
