@@ -5,7 +5,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::box_copy::BoxCopy;
+use crate::box_copy::{BoxCopy, PadContent};
 use crate::device_run::DeviceRun;
 use crate::program::Program;
 use crate::store::{ArtifactStore, StoreError};
@@ -63,6 +63,11 @@ pub trait DeviceContext: Send {
             (CallInputs::Host(inputs), CallOutputs::Host(outputs), None) => self.run(program, inputs, outputs),
             _ => Err(RunError::no_memory()),
         }
+    }
+    /// Whether `call` takes host bytes whose rows differ from the Program's (`CallInputs::HostRows`). A device that has to
+    /// gather host bytes anyway pads them on the way; others read the caller's bytes in place where they can.
+    fn gathers_rows(&self) -> bool {
+        false
     }
     /// A mark behind all that is queued now. Marking again moves the mark, so whoever waits for an older one may wait longer.
     fn completion(&mut self) -> Result<Arc<dyn DeviceEvent>, RunError> {
@@ -133,11 +138,32 @@ impl<'a> DeviceSlice<'a> {
     }
 }
 
+/// An input on the host, and how its rows come into the Port's where those differ.
+#[derive(Clone, Copy)]
+pub struct HostSlice<'a> {
+    /// The caller's bytes.
+    pub bytes: &'a [u8],
+    /// From them into the Port's.
+    pub rows: Option<&'a BoxCopy>,
+}
+
+/// An output on the host, and how the Port's rows come into it where those differ.
+pub struct HostSliceMut<'a> {
+    /// The caller's bytes.
+    pub bytes: &'a mut [u8],
+    /// From the Port's into them.
+    pub rows: Option<&'a BoxCopy>,
+    /// Whether it is left alone: the Program writes it elsewhere.
+    pub is_unused: bool,
+}
+
 /// Inputs of a run, in the Program's order.
 #[derive(Clone, Copy)]
 pub enum CallInputs<'a> {
     /// Host bytes, each of exactly its Port's.
     Host(&'a [&'a [u8]]),
+    /// Host bytes with other rows than their Ports', and what the rows between have.
+    HostRows(&'a [HostSlice<'a>], PadContent),
     /// Memory of the device.
     Device(&'a [DeviceSlice<'a>]),
 }
@@ -146,6 +172,8 @@ pub enum CallInputs<'a> {
 pub enum CallOutputs<'a, 'b> {
     /// Host bytes, each of exactly its Port's.
     Host(&'a mut [&'b mut [u8]]),
+    /// Host bytes with other rows than their Ports'.
+    HostRows(&'a mut [HostSliceMut<'b>]),
     /// Memory of the device.
     Device(&'a [DeviceSlice<'a>]),
 }
@@ -214,6 +242,7 @@ impl CallInputs<'_> {
     pub fn len(&self) -> usize {
         match self {
             CallInputs::Host(buffers) => buffers.len(),
+            CallInputs::HostRows(slices, _) => slices.len(),
             CallInputs::Device(slices) => slices.len(),
         }
     }
@@ -229,6 +258,7 @@ impl CallOutputs<'_, '_> {
     pub fn len(&self) -> usize {
         match self {
             CallOutputs::Host(buffers) => buffers.len(),
+            CallOutputs::HostRows(slices) => slices.len(),
             CallOutputs::Device(slices) => slices.len(),
         }
     }

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use precast_program::{
-    CallInputs, CallOutputs, DeviceContext, DeviceEvent, DeviceRun, DeviceSlice, DeviceStream, PadContent, RunError,
+    CallInputs, CallOutputs, DeviceContext, DeviceEvent, DeviceRun, DeviceSlice, DeviceStream, HostSlice, HostSliceMut,
+    PadContent, RunError,
 };
 
 use crate::binding::{Binding, BoundChunk, InputPlace, OutputPlace};
@@ -29,6 +30,8 @@ pub(crate) struct ExecContext {
     output_slices: Vec<&'static mut [u8]>,
     /// Empty between runs; kept for their memory.
     device_slices: [Vec<DeviceSlice<'static>>; 2],
+    /// Empty between runs; kept for their memory.
+    host_rows: (Vec<HostSlice<'static>>, Vec<HostSliceMut<'static>>),
 }
 
 impl ExecContext {
@@ -43,6 +46,7 @@ impl ExecContext {
             input_slices: Vec::new(),
             output_slices: Vec::new(),
             device_slices: [Vec::new(), Vec::new()],
+            host_rows: (Vec::new(), Vec::new()),
         }
     }
 
@@ -73,6 +77,20 @@ impl ExecContext {
         self.bindings.insert(0, binding.clone());
         self.bindings.truncate(BINDINGS_KEPT);
         self.device.reserve(binding.workspace_bytes);
+        if self.device.gathers_rows() {
+            self.host_rows.0.reserve(binding.chunks[0].inputs.len());
+            self.host_rows.1.reserve(binding.outputs.len());
+        } else {
+            self.make_staging(binding);
+        }
+        self.input_slices.reserve(binding.chunks[0].inputs.len());
+        self.output_slices.reserve(binding.outputs.len());
+        self.device_slices[0].reserve(binding.chunks[0].inputs.len());
+        self.device_slices[1].reserve(binding.outputs.len());
+    }
+
+    /// Makes room for padded copies.
+    fn make_staging(&mut self, binding: &Binding) {
         for (staging, bytes) in
             [(&mut self.staging_in, binding.staging_in_bytes), (&mut self.staging_out, binding.staging_out_bytes)]
         {
@@ -80,10 +98,6 @@ impl ExecContext {
                 *staging = OutputBuffer::new(bytes);
             }
         }
-        self.input_slices.reserve(binding.chunks[0].inputs.len());
-        self.output_slices.reserve(binding.outputs.len());
-        self.device_slices[0].reserve(binding.chunks[0].inputs.len());
-        self.device_slices[1].reserve(binding.outputs.len());
     }
 
     /// Runs the newest Binding on a request of its form. Allocates nothing.
@@ -96,7 +110,15 @@ impl ExecContext {
         // Taken out for the run, since a count of references would be shared with other runs.
         let bindings = std::mem::take(&mut self.bindings);
         let newest = bindings.first().expect("a Binding was remembered before this run");
-        let result = self.run_binding(newest, arguments, outputs, content);
+        let result = if self.device.gathers_rows() {
+            let run = |whole: Option<DeviceRun>, chunk: &BoundChunk| {
+                let run = self.run_gathering(chunk, arguments, outputs, content)?;
+                Ok(Some(whole.map_or(run, |whole| whole.joined(run))))
+            };
+            newest.chunks.iter().try_fold(None, run).map(Option::unwrap_or_default)
+        } else {
+            self.run_binding(newest, arguments, outputs, content)
+        };
         self.bindings = bindings;
         result
     }
@@ -138,8 +160,8 @@ impl ExecContext {
                 });
             }
             let result = self.device.run(chunk.entry.on(self.ordinal), &inputs, &mut written);
-            self.input_slices = emptied(inputs);
-            self.output_slices = emptied_mut(written);
+            self.input_slices = emptied_of(inputs);
+            self.output_slices = emptied_of(written);
             let run = result?;
             whole = Some(whole.map_or(run, |whole| whole.joined(run)));
             let staged = self.staging_out.as_ref();
@@ -150,6 +172,37 @@ impl ExecContext {
             }
         }
         Ok(whole.unwrap_or_default())
+    }
+
+    /// Runs a chunk on a device that pads while it gathers.
+    fn run_gathering(
+        &mut self,
+        chunk: &BoundChunk,
+        arguments: &[Argument<'_>],
+        outputs: &mut [&mut [u8]],
+        content: PadContent,
+    ) -> Result<DeviceRun, RunError> {
+        let mut from: Vec<HostSlice<'_>> = std::mem::take(&mut self.host_rows.0);
+        let mut to: Vec<HostSliceMut<'_>> = std::mem::take(&mut self.host_rows.1);
+        from.extend(chunk.inputs.iter().zip(arguments).map(|(place, argument)| match place {
+            InputPlace::Caller { start, bytes } => {
+                HostSlice { bytes: &argument.bytes[*start..start + bytes], rows: None }
+            }
+            InputPlace::Staged { copy, .. } => HostSlice { bytes: argument.bytes, rows: Some(copy) },
+        }));
+        to.extend(chunk.outputs.iter().zip(outputs.iter_mut()).map(|(place, output)| match place {
+            OutputPlace::Caller { start, bytes } => {
+                HostSliceMut { bytes: &mut output[*start..start + bytes], rows: None, is_unused: false }
+            }
+            OutputPlace::Staged { copy, .. } => {
+                HostSliceMut { bytes: output, rows: copy.as_ref(), is_unused: copy.is_none() }
+            }
+        }));
+        let program = chunk.entry.on(self.ordinal);
+        let inputs = CallInputs::HostRows(&from, content);
+        let result = self.device.call(program, inputs, CallOutputs::HostRows(&mut to), None);
+        self.host_rows = (emptied_of(from), emptied_of(to));
+        result
     }
 
     /// Queues the newest Binding on a request of its form whose buffers are on the device, and marks its end. Rows are padded
@@ -199,7 +252,7 @@ impl ExecContext {
         }));
         let program = chunk.entry.on(self.ordinal);
         let result = self.device.call(program, CallInputs::Device(&from), CallOutputs::Device(&to), stream);
-        self.device_slices = [emptied_slices(from), emptied_slices(to)];
+        self.device_slices = [emptied_of(from), emptied_of(to)];
         result
     }
 
@@ -215,19 +268,9 @@ impl ExecContext {
     }
 }
 
-/// The memory of a vector without its elements. Collecting a mapped vector of elements of the same size reuses its
-/// memory; a test counts that nothing is allocated.
-fn emptied(mut slices: Vec<&[u8]>) -> Vec<&'static [u8]> {
+/// The memory of a vector without its elements, for elements that differ in lifetimes alone. Collecting a mapped vector of
+/// elements of the same size reuses its memory; a test counts that nothing is allocated.
+fn emptied_of<From, To>(mut slices: Vec<From>) -> Vec<To> {
     slices.clear();
-    slices.into_iter().map(|_| &[][..]).collect()
-}
-
-fn emptied_mut(mut slices: Vec<&mut [u8]>) -> Vec<&'static mut [u8]> {
-    slices.clear();
-    slices.into_iter().map(|_| &mut [][..]).collect()
-}
-
-fn emptied_slices(mut slices: Vec<DeviceSlice<'_>>) -> Vec<DeviceSlice<'static>> {
-    slices.clear();
-    slices.into_iter().map(|_| -> DeviceSlice<'static> { unreachable!("the slices were cleared") }).collect()
+    slices.into_iter().map(|_| -> To { unreachable!("the slices were cleared") }).collect()
 }

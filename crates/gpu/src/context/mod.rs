@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use precast_driver::{Device, DeviceBuffer, DriverError};
 use precast_program::{
-    CallInputs, CallOutputs, DeviceContext, DeviceEvent, DeviceRun, DeviceSlice, DeviceStream, IoPath, LaunchPath,
-    LoadedProgram, Program, RunError, StepsReason,
+    BoxCopy, CallInputs, CallOutputs, DeviceContext, DeviceEvent, DeviceRun, DeviceSlice, DeviceStream, IoPath,
+    LaunchPath, LoadedProgram, Port, Program, RunError, StepsReason,
 };
 
 use crate::capture::Clock;
@@ -145,6 +145,13 @@ impl GpuContext {
                 parts.add_host_callers(at, input_count);
                 IoPath::Host
             }
+            CallInputs::HostRows(slices, _) => {
+                for (slice, port) in slices.iter().zip(&program.inputs) {
+                    check_rows(port, slice.bytes.len(), slice.rows.map(BoxCopy::reach))?;
+                }
+                parts.add_host_callers(at, input_count);
+                IoPath::Host
+            }
             CallInputs::Device(slices) => {
                 slices.iter().try_for_each(|slice| add_slice(parts, at, slice))?;
                 IoPath::Direct
@@ -153,6 +160,14 @@ impl GpuContext {
         let outputs = match outputs {
             CallOutputs::Host(buffers) => {
                 check_sizes(&program.outputs, buffers.iter().map(|buffer| buffer.len()))?;
+                parts.add_host_callers(at, output_count);
+                IoPath::Host
+            }
+            CallOutputs::HostRows(slices) => {
+                for (slice, port) in slices.iter().zip(&program.outputs).filter(|(slice, _)| !slice.is_unused) {
+                    let reach = slice.rows.map(BoxCopy::reach).map(|(source, target)| (target, source));
+                    check_rows(port, slice.bytes.len(), reach)?;
+                }
                 parts.add_host_callers(at, output_count);
                 IoPath::Host
             }
@@ -201,8 +216,10 @@ impl DeviceContext for GpuContext {
         let at = self.state(loaded)?;
         let (input_path, output_path) = self.add_callers(at, &loaded.program, &inputs, &outputs)?;
         let parts = self.parts.as_mut().expect("made by `state`");
-        if let CallInputs::Host(buffers) = inputs {
-            parts.fill_pinned(at, buffers).map_err(refused)?;
+        match inputs {
+            CallInputs::Host(buffers) => parts.fill_pinned(at, buffers).map_err(refused)?,
+            CallInputs::HostRows(slices, content) => parts.fill_pinned_rows(at, slices, content).map_err(refused)?,
+            CallInputs::Device(_) => {}
         }
         if let Some(stream) = stream {
             parts.wait_for(stream).map_err(refused)?;
@@ -212,11 +229,20 @@ impl DeviceContext for GpuContext {
         if let Some(stream) = stream {
             parts.let_wait(stream).map_err(refused)?;
         }
-        if let CallOutputs::Host(buffers) = outputs {
-            parts.synchronize().map_err(refused)?;
-            parts.empty_pinned(at, buffers);
+        if let CallOutputs::Device(_) = outputs {
+            return Ok(run);
+        }
+        parts.synchronize().map_err(refused)?;
+        match outputs {
+            CallOutputs::Host(buffers) => parts.empty_pinned(at, buffers),
+            CallOutputs::HostRows(slices) => parts.empty_pinned_rows(at, slices),
+            CallOutputs::Device(_) => {}
         }
         Ok(run)
+    }
+
+    fn gathers_rows(&self) -> bool {
+        true
     }
 
     fn run_timed(
@@ -267,13 +293,26 @@ fn check_counts(program: &Program, inputs: usize, outputs: usize) -> Result<(), 
     )))
 }
 
-fn check_sizes(ports: &[precast_program::Port], given: impl Iterator<Item = usize>) -> Result<(), RunError> {
+fn check_sizes(ports: &[Port], given: impl Iterator<Item = usize>) -> Result<(), RunError> {
     for (port, given) in ports.iter().zip(given) {
         if given as u64 != port.bytes {
             return Err(RunError::Buffer(format!("'{}' has {given} bytes; {} are needed", port.name, port.bytes)));
         }
     }
     Ok(())
+}
+
+/// Checks a buffer of `bytes` against the bytes that its rows reach in it and in the Port.
+fn check_rows(port: &Port, bytes: usize, reach: Option<(usize, usize)>) -> Result<(), RunError> {
+    let (own, other) = reach.unwrap_or((port.bytes as usize, port.bytes as usize));
+    let is_exact = reach.is_some() || bytes as u64 == port.bytes;
+    if is_exact && own <= bytes && other as u64 <= port.bytes {
+        return Ok(());
+    }
+    Err(RunError::Buffer(format!(
+        "'{}': its rows need {own} bytes of {bytes}, and {other} of {}",
+        port.name, port.bytes
+    )))
 }
 
 /// An error of the driver as an error of a run.

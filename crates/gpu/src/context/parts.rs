@@ -10,7 +10,8 @@ use std::time::Duration;
 use precast_driver::{Device, DeviceBuffer, DriverError, Event, GraphExec, PinnedBuffer, Stream};
 use precast_ir::eval::eval_graph;
 use precast_program::{
-    DeviceEvent, DeviceRun, IoPath, LaunchPath, Place, PoisonReason, Program, RunError, Slot, Step, StepsReason,
+    DeviceEvent, DeviceRun, HostSlice, HostSliceMut, IoPath, LaunchPath, PadContent, Place, PoisonReason, Program,
+    RunError, Slot, Step, StepsReason,
 };
 use precast_tensor::Tensor;
 
@@ -203,11 +204,44 @@ impl Parts {
         stream.stream().wait(&self.done.event)
     }
 
-    /// Copies inputs from the host to the pinned memory, once no earlier run reads it.
-    pub(super) fn fill_pinned(&mut self, at: usize, inputs: &[&[u8]]) -> Result<(), DriverError> {
-        if self.pinned_run > self.done.ended.load(Ordering::Acquire) {
-            self.synchronize()?;
+    /// Waits until no earlier run reads the pinned memory.
+    fn free_pinned(&mut self) -> Result<(), DriverError> {
+        if self.pinned_run > self.done.ended.load(Ordering::Acquire) { self.synchronize() } else { Ok(()) }
+    }
+
+    /// Copies inputs from the host to the pinned memory, and pads them on the way.
+    pub(super) fn fill_pinned_rows(
+        &mut self,
+        at: usize,
+        inputs: &[HostSlice<'_>],
+        content: PadContent,
+    ) -> Result<(), DriverError> {
+        self.free_pinned()?;
+        let (pinned, io) = (self.pinned.as_mut_slice(), &self.states[at].io);
+        for (input, &start) in inputs.iter().zip(&io.offsets) {
+            match input.rows {
+                Some(rows) => rows.copy(input.bytes, &mut pinned[start..], content),
+                None => pinned[start..start + input.bytes.len()].copy_from_slice(input.bytes),
+            }
         }
+        Ok(())
+    }
+
+    /// Copies the wanted rows of outputs from the pinned memory to the host, after the stream was waited for.
+    pub(super) fn empty_pinned_rows(&self, at: usize, outputs: &mut [HostSliceMut<'_>]) {
+        let (pinned, io) = (self.pinned.as_slice(), &self.states[at].io);
+        for (output, &start) in outputs.iter_mut().zip(&io.offsets[io.inputs..]) {
+            match output.rows {
+                _ if output.is_unused => {}
+                Some(rows) => rows.copy(&pinned[start..], output.bytes, PadContent::LastRow),
+                None => output.bytes.copy_from_slice(&pinned[start..start + output.bytes.len()]),
+            }
+        }
+    }
+
+    /// Copies inputs from the host to the pinned memory.
+    pub(super) fn fill_pinned(&mut self, at: usize, inputs: &[&[u8]]) -> Result<(), DriverError> {
+        self.free_pinned()?;
         let pinned = self.pinned.as_mut_slice();
         for (input, &start) in inputs.iter().zip(&self.states[at].io.offsets) {
             pinned[start..start + input.len()].copy_from_slice(input);
