@@ -146,27 +146,34 @@ pub struct Param {
     pub ty: &'static str,
     /// The buffer.
     pub operand: Operand,
+    /// Whether the text has no pointer of this name and chooses the argument by its position (`arg0.choose()`).
+    pub is_chosen: bool,
 }
 
 impl Param {
     /// An operand of the node.
     pub fn read(input: usize, name: impl Into<String>, ty: &'static str) -> Param {
-        Param { name: name.into(), ty, operand: Operand::Read(input as u32) }
+        Param { name: name.into(), ty, operand: Operand::Read(input as u32), is_chosen: false }
+    }
+
+    /// An operand of the node that threads choose among many.
+    pub fn chosen(input: usize, ty: &'static str) -> Param {
+        Param { is_chosen: true, ..Param::read(input, String::new(), ty) }
     }
 
     /// A result of the node.
     pub fn write(output: usize, name: impl Into<String>, ty: &'static str) -> Param {
-        Param { name: name.into(), ty, operand: Operand::Write(output as u32) }
+        Param { name: name.into(), ty, operand: Operand::Write(output as u32), is_chosen: false }
     }
 
     /// A constant made while lowering.
     pub fn packed(at: usize, name: impl Into<String>, ty: &'static str) -> Param {
-        Param { name: name.into(), ty, operand: Operand::Packed(at as u32) }
+        Param { name: name.into(), ty, operand: Operand::Packed(at as u32), is_chosen: false }
     }
 
     /// Memory between launches.
     pub fn scratch(at: usize, name: impl Into<String>, ty: &'static str) -> Param {
-        Param { name: name.into(), ty, operand: Operand::Scratch(at as u32) }
+        Param { name: name.into(), ty, operand: Operand::Scratch(at as u32), is_chosen: false }
     }
 }
 
@@ -228,7 +235,9 @@ impl<'a> Kernel<'a> {
         parameters.extend(self.scalars.iter().map(|(name, _)| format!("i64 {name}")));
         let mut text = self.declarations.clone();
         let _ = writeln!(text, "{kind}({}, {threads}, {}) {{", self.entry, parameters.join(", "));
-        for (at, Param { name, ty, operand }) in self.params.iter().enumerate() {
+        for (at, Param { name, ty, operand, .. }) in
+            self.params.iter().enumerate().filter(|(_, param)| !param.is_chosen)
+        {
             // Scratch memory is written and read by one kernel: no promise that it is not aliased.
             let _ = match operand {
                 Operand::Read(_) | Operand::Packed(_) => {

@@ -124,13 +124,11 @@ fn narrow_body(body: &Graph, to: DType) -> Result<Graph, GraphError> {
 
 /// A constant in 16 bits; what is too large for them becomes the largest that is not, as masks expect.
 fn narrowed(tensor: &Tensor, to: DType) -> Result<Tensor, GraphError> {
-    let most = if to == DType::F16 { 65504.0 } else { f64::from(f32::MAX) };
-    let elements: Vec<f64> = tensor
-        .to_f64_vec()
-        .into_iter()
-        .map(|element| if element.is_finite() { element.clamp(-most, most) } else { element })
-        .collect();
-    Ok(Tensor::from_f64(to, tensor.shape().to_vec(), &elements, true).expect("every f32 has a 16-bit form"))
+    let most = if to == DType::F16 { 65504.0 } else { f32::MAX };
+    let bounded = |element: f32| if element.is_finite() { element.clamp(-most, most) } else { element };
+    let mut elements: Vec<f32> = tensor.to_vec().expect("only f32 values are narrowed");
+    elements.iter_mut().for_each(|element| *element = bounded(*element));
+    Ok(Tensor::from_f32(to, tensor.shape().to_vec(), &elements).expect("every f32 has a 16-bit form"))
 }
 
 /// Whether an op computes or moves single elements, or sums them.

@@ -38,6 +38,8 @@ pub struct BoxCopy {
     /// Rows added after each run, and the bytes of one.
     run_pad: usize,
     row_bytes: usize,
+    /// Bytes that the source and the target must have.
+    reach: (usize, usize),
 }
 
 /// An axis as the two sides see it: items of both sides, which of them are copied, and how many are added.
@@ -86,7 +88,9 @@ impl BoxCopy {
             target_stride *= span.target;
         }
         axes.reverse();
-        BoxCopy { axes, source_start, target_start, run_bytes, run_pad, row_bytes }
+        let mut copy = BoxCopy { axes, source_start, target_start, run_bytes, run_pad, row_bytes, reach: (0, 0) };
+        copy.reach = copy.find_reach();
+        copy
     }
 
     /// Whether all of these spans together are one run of bytes on both sides, with nothing added: no copy is needed
@@ -103,6 +107,10 @@ impl BoxCopy {
 
     /// Bytes that the source and the target must have.
     pub fn reach(&self) -> (usize, usize) {
+        self.reach
+    }
+
+    fn find_reach(&self) -> (usize, usize) {
         let (axes, item_bytes) = self.nest();
         let (mut source, mut target) = self.starts();
         let mut is_empty = item_bytes == 0;

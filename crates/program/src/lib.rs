@@ -18,8 +18,8 @@ pub use box_copy::{AxisSpan, BoxAxis, BoxCopy, PadContent};
 pub use bucket::Bucket;
 pub use build::{ProgramBuilder, StepDraft, StepRead};
 pub use device::{
-    CallInputs, CallOutputs, Device, DeviceContext, DeviceEvent, DeviceMemory, DeviceSlice, DeviceStream, HostSlice, HostSliceMut, LoadError,
-    LoadedProgram, RunError,
+    CallInputs, CallOutputs, Device, DeviceContext, DeviceEvent, DeviceMemory, DeviceSlice, DeviceStream, HostSlice,
+    HostSliceMut, LoadError, LoadedProgram, RunError,
 };
 pub use device_run::{DeviceRun, IoPath, LaunchPath, PoisonReason, StepsReason};
 pub use file::{FileError, decode, encode};

@@ -79,20 +79,25 @@ fn launch(site: &Site, parts: &[Part], rows: usize, row: usize) -> Launch {
     let (first, length) = (parts[0].start, parts.iter().map(|part| part.length).sum::<usize>());
     let index = index_type(&[rows * row]);
     let mut params = Vec::new();
-    for (at, part) in parts.iter().enumerate() {
+    let mut positions = Vec::new();
+    for part in parts {
+        positions.push(params.len());
         match part.source {
-            Source::Rows(input) => params.push(Param::read(input, format!("x{at}"), ty)),
+            Source::Rows(input) => params.push(Param::chosen(input, ty)),
             Source::Table { table, indices, .. } => {
-                params.push(Param::read(table, format!("x{at}"), ty));
-                params.push(Param::read(indices, format!("index{at}"), word_type(site.dtype(indices))));
+                params.push(Param::chosen(table, ty));
+                params.push(Param::chosen(indices, word_type(site.dtype(indices))));
             }
         }
     }
     params.push(Param::write(0, "y", ty));
     let vectors = length / width;
     let mut body = format!("const {index} column = at % {vectors}u * {width}u, row = at / {vectors}u;\n");
-    let _ = writeln!(body, "const {ty} *from;");
-    choose(&mut body, site, parts, first, 0..parts.len());
+    body.push_str(&chosen_text(ty));
+    let choice = Choice { site, parts, positions: &positions, first };
+    choice.choose(&mut body, 0..parts.len());
+    body.push_str(PLACE);
+    let _ = writeln!(body, "const {ty} *from = x.get() + (place * length + own_column);");
     let _ = writeln!(body, "{ty} *to = y + (row * {row}u + {first}u + column);");
     let _ = match width {
         1 => writeln!(body, "*to = *from;"),
@@ -101,31 +106,53 @@ fn launch(site: &Site, parts: &[Part], rows: usize, row: usize) -> Launch {
     Kernel::new("gather_concat", params).for_each(rows * vectors, index, &body)
 }
 
-/// Lines that set `from` to the place of `column` in the part that has it, by halving. Indices beyond a table read its last
-/// row, since a kernel has nobody to tell.
-fn choose(body: &mut String, site: &Site, parts: &[Part], first: usize, range: Range<usize>) {
-    if range.len() > 1 {
-        let middle = range.start + range.len() / 2;
-        let _ = writeln!(body, "if (column < {}u) {{", parts[middle].start - first);
-        choose(body, site, parts, first, range.start..middle);
-        body.push_str("} else {\n");
-        choose(body, site, parts, first, middle..range.end);
-        body.push_str("}\n");
-        return;
-    }
-    let at = range.start;
-    let Part { source, start, length } = &parts[at];
-    let start = start - first;
-    let _ = match source {
-        Source::Rows(_) => writeln!(body, "from = x{at} + (row * {length}u + column - {start}u);"),
-        Source::Table { rows, indices, .. } => {
-            let signed = if site.dtype(*indices).size_bytes() == 8 { "i64" } else { "i32" };
-            let _ = writeln!(body, "i64 place = ({signed})index{at}[row];");
-            let _ = writeln!(body, "place = place < 0 ? place + {rows} : place;");
-            let _ = writeln!(body, "place = place < 0 ? 0 : place >= {rows} ? {} : place;", rows - 1);
-            writeln!(body, "from = x{at} + (place * {length} + (column - {start}u));")
+/// What a thread chooses: a part, where in its rows, and, of a table, the indices and how many rows it has.
+fn chosen_text(ty: &str) -> String {
+    format!(
+        "Chosen<const {ty}> x;\nChosen<const u64> wide = {{0, false}};\nChosen<const u32> narrow = {{0, false}};\n\
+         u32 length, own_column;\ni64 table_rows = 0;\n"
+    )
+}
+
+/// The row of the part. Indices beyond a table read its last row, since a kernel has nobody to tell.
+const PLACE: &str = "i64 place = row;
+if (table_rows > 0) {
+    place = wide.place ? (i64)wide.get()[row] : (i64)(i32)narrow.get()[row];
+    place = place < 0 ? place + table_rows : place;
+    place = place < 0 ? 0 : place >= table_rows ? table_rows - 1 : place;
+}
+";
+
+/// The parts of one launch.
+struct Choice<'a> {
+    site: &'a Site<'a>,
+    parts: &'a [Part],
+    /// Positions of their first parameters.
+    positions: &'a [usize],
+    /// Where the first part begins in a row of the result.
+    first: usize,
+}
+
+impl Choice<'_> {
+    /// Lines that choose the part that has `column`, by halving.
+    fn choose(&self, body: &mut String, range: Range<usize>) {
+        if range.len() > 1 {
+            let middle = range.start + range.len() / 2;
+            let _ = writeln!(body, "if (column < {}u) {{", self.parts[middle].start - self.first);
+            self.choose(body, range.start..middle);
+            body.push_str("} else {\n");
+            self.choose(body, middle..range.end);
+            body.push_str("}\n");
+            return;
         }
-    };
+        let Part { source, start, length } = &self.parts[range.start];
+        let (position, start) = (self.positions[range.start], start - self.first);
+        let _ = writeln!(body, "x = arg{position}.choose(), length = {length}u, own_column = column - {start}u;");
+        if let Source::Table { rows, indices, .. } = source {
+            let indices = if self.site.dtype(*indices).size_bytes() == 8 { "wide" } else { "narrow" };
+            let _ = writeln!(body, "{indices} = arg{}.choose(), table_rows = {rows};", position + 1);
+        }
+    }
 }
 
 fn source(site: &Site, body: &Graph, part: ValueId) -> Option<Source> {
@@ -133,7 +160,8 @@ fn source(site: &Site, body: &Graph, part: ValueId) -> Option<Source> {
         RowSource::Rows(position) => Some(Source::Rows(position)),
         RowSource::Table { table, indices } => {
             let is_index = matches!(site.dtype(indices).size_bytes(), 4 | 8);
-            is_index.then(|| Source::Table { table, rows: site.shape(table)[0], indices })
+            let rows = site.shape(table)[0];
+            (is_index && rows > 0).then_some(Source::Table { table, rows, indices })
         }
     }
 }

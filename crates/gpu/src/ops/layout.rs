@@ -244,14 +244,15 @@ fn concat_rows(site: &Site, op: &Concat, inputs: &[usize]) -> Lowered {
         let mut params = Vec::new();
         let mut body =
             format!("const {index} column = at % {}u * {width}u, row = at / {}u;\n", length / width, length / width);
-        let _ = writeln!(body, "const {ty} *from;");
+        let _ = writeln!(body, "Chosen<const {ty}> x;\n{index} place;");
         let mut starts = vec![0];
         for (at, (&input, own)) in chunk.iter().zip(chunk_lengths).enumerate() {
-            params.push(Param::read(input, format!("x{at}"), ty));
+            params.push(Param::chosen(input, ty));
             starts.push(starts[at] + own);
         }
         choose_input(&mut body, &starts, 0..chunk.len());
         params.push(Param::write(0, "y", ty));
+        let _ = writeln!(body, "const {ty} *from = x.get() + place;");
         let _ = writeln!(body, "{ty} *to = y + (row * {row}u + {first}u + column);");
         let _ = match width {
             1 => writeln!(body, "*to = *from;"),
@@ -263,12 +264,12 @@ fn concat_rows(site: &Site, op: &Concat, inputs: &[usize]) -> Lowered {
     Lowered { name: format!("concat.{width}"), launches, scratch_bytes: Vec::new(), packed: Vec::new() }
 }
 
-/// Lines that set `from` to the place of `column` in the input that has it, by halving.
+/// Lines that set `x` to the input that has `column`, and `place` to where in it, by halving.
 fn choose_input(body: &mut String, starts: &[usize], inputs: std::ops::Range<usize>) {
     if inputs.len() == 1 {
         let (at, start) = (inputs.start, starts[inputs.start]);
         let own = starts[at + 1] - start;
-        let _ = writeln!(body, "from = x{at} + (row * {own}u + column - {start}u);");
+        let _ = writeln!(body, "x = arg{at}.choose(), place = row * {own}u + column - {start}u;");
         return;
     }
     let middle = inputs.start + inputs.len() / 2;

@@ -121,14 +121,23 @@ template <int N, class T> DEVICE void store_vec(T *to, const Vec<T, N> &x) { *(V
 
 // ---- arguments ------------------------------------------------------------------------------------------------------
 
+// An argument that threads of a warp choose apart and then read together: a read by each branch would wait by itself.
+template <class T> struct Chosen {
+    const void *place;
+    bool is_indirect;
+    DEVICE_MEMBER T *get() const { return is_indirect ? *(T *const *)place : (T *)place; }
+};
+
 template <class T, bool IS_INDIRECT> struct ArgOf;
 template <class T> struct ArgOf<T, false> {
     T *pointer;
     DEVICE_MEMBER T *get() const { return pointer; }
+    DEVICE_MEMBER Chosen<T> choose() const { return {pointer, false}; }
 };
 template <class T> struct ArgOf<T, true> {
     T *const *pointer;
     DEVICE_MEMBER T *get() const { return *pointer; }
+    DEVICE_MEMBER Chosen<T> choose() const { return {pointer, true}; }
 };
 // Argument I of a kernel, a pointer to T: passed itself, or, for the caller's buffers, as the address of a table's entry.
 constexpr u64 INDIRECT_WORDS[] = {INDIRECT};

@@ -5,9 +5,9 @@ constexpr int A_BYTES = BM * BK * 2, B_BYTES = BN * BK * 2;
 // Floats from one row of sums to the next.
 constexpr int SUM_PITCH = BN + 8;
 
-template <bool IS_FIRST, class X, class Y> struct ChosenOf { typedef X Type; };
-template <class X, class Y> struct ChosenOf<false, X, Y> { typedef Y Type; };
-template <bool IS_FIRST, class X, class Y> using Chosen = typename ChosenOf<IS_FIRST, X, Y>::Type;
+template <bool IS_FIRST, class X, class Y> struct EitherOf { typedef X Type; };
+template <class X, class Y> struct EitherOf<false, X, Y> { typedef Y Type; };
+template <bool IS_FIRST, class X, class Y> using Either = typename EitherOf<IS_FIRST, X, Y>::Type;
 
 // Copies ROWS rows of BK elements to a tile.
 template <int ROWS, int VEC, template <int> class S> struct TileByRows {

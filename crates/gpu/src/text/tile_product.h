@@ -55,8 +55,8 @@ template <class E> DEVICE void product_of_tiles(const T *a, const T *b, const E 
     // Splits are whole steps; the first ones have one more.
     constexpr int STEPS = (K + BK - 1) / BK;
     int k_first = (int)((i64)STEPS * split / SPLITS) * BK, k_end = (int)((i64)STEPS * (split + 1) / SPLITS) * BK;
-    Chosen<A_BY_ROWS, TileByRows<BM, A_VEC, SourceA>, TileByColumns<BM, A_VEC>> tile_a;
-    Chosen<B_BY_ROWS, TileByRows<BN, B_VEC, SourceB>, TileByColumns<BN, B_VEC>> tile_b;
+    Either<A_BY_ROWS, TileByRows<BM, A_VEC, SourceA>, TileByColumns<BM, A_VEC>> tile_a;
+    Either<B_BY_ROWS, TileByRows<BN, B_VEC, SourceB>, TileByColumns<BN, B_VEC>> tile_b;
     tile_a.set(a, row, rows, rows);
     tile_b.set(b, column, N, B_PITCH);
     multiply_tiles(shared, tile_a, tile_b, k_first, k_end < K ? k_end : K);
