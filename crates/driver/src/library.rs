@@ -170,14 +170,19 @@ impl fmt::Debug for Library {
     }
 }
 
-/// Opens the first of several names that the loader finds.
+/// Opens the first of several names that the loader finds, for as long as the process lives: AMD's libraries bring an LLVM that
+/// ends the process when it is loaded a second time.
 pub(crate) fn open_first(vendor: Vendor, what: &'static str, names: &[&str]) -> Result<(Loaded, String), DriverError> {
     let (mut absent, mut broken) = (None, None);
     for name in names {
         // SAFETY: a vendor's library runs its own initialisers when it is opened, which is what loading it means. The
         // name comes from our list or from a caller that chose the file.
         match unsafe { Loaded::new(name) } {
-            Ok(loaded) => return Ok((loaded, name.to_string())),
+            Ok(loaded) => {
+                // SAFETY: the library is open already; this counts it once more, and nobody counts it down.
+                std::mem::forget(unsafe { Loaded::new(name) });
+                return Ok((loaded, name.to_string()));
+            }
             Err(error) => {
                 let reason = error.to_string();
                 let is_absent = reason.starts_with(&format!("{name}: cannot open shared object file: No such file"));

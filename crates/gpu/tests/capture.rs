@@ -12,8 +12,8 @@ use precast_gpu::{CaptureLimits, GpuContext, GpuMemory, GpuStream};
 use precast_ir::Graph;
 use precast_passes::FloatPrecision;
 use precast_program::{
-    AxisSpan, BoxCopy, CallInputs, CallOutputs, Device, DeviceContext, DeviceMemory, DeviceRun, DeviceSlice, IoPath,
-    LaunchPath, LoadedProgram, PoisonReason, Port, RunError, StepsReason,
+    AxisSpan, BoxCopy, CallInputs, CallOutputs, Device, DeviceContext, DeviceMemory, DeviceRun, DeviceSlice, HostSlice,
+    HostSliceMut, IoPath, LaunchPath, LoadedProgram, PadContent, PoisonReason, Port, RunError, StepsReason,
 };
 use precast_tensor::Tensor;
 use rig::{Rig, assert_answers, canaries, graph, inputs};
@@ -352,6 +352,59 @@ fn rows(rows: usize, row_bytes: usize, is_input: bool) -> BoxCopy {
     let pad = if is_input { 4 - rows } else { 0 };
     let span = AxisSpan { source, target, source_start: 0, target_start: 0, count: rows, pad };
     BoxCopy::new(&[span, AxisSpan::whole(row_bytes)], 1)
+}
+
+#[test]
+fn rows_on_the_host_are_padded_on_the_way_to_the_device() {
+    for vendor in Vendor::ALL {
+        let rig = Rig::new(vendor);
+        let whole = graph(ROWS);
+        let loaded = rig.load(&whole);
+        let mut context = rig.device().gpu_context();
+        assert!(context.gathers_rows());
+        for (run, count) in [3, 1, 2, 3, 4, 1, 3, 2].into_iter().enumerate() {
+            let part = graph(&ROWS.replace("[4", &format!("[{count}")));
+            let tensors = inputs(&part, run as u64);
+            let (x_rows, y_rows, t_rows) = (rows(count, 24, true), rows(count, 24, false), rows(count, 4, false));
+            let from = [
+                HostSlice { bytes: tensors[0].as_bytes(), rows: Some(&x_rows) },
+                HostSlice { bytes: tensors[1].as_bytes(), rows: None },
+            ];
+            let mut outputs = vec![vec![0xa5; count * 24], vec![0xa5; count * 4]];
+            let (y, t) = outputs.split_at_mut(1);
+            let is_unused = run == 6;
+            let mut to = [
+                HostSliceMut { bytes: &mut y[0], rows: Some(&y_rows), is_unused },
+                HostSliceMut { bytes: &mut t[0], rows: Some(&t_rows), is_unused: false },
+            ];
+            let inputs = CallInputs::HostRows(&from, PadContent::LastRow);
+            let run_of = context.call(&*loaded, inputs, CallOutputs::HostRows(&mut to), None).unwrap();
+            assert_eq!((run_of.inputs, run_of.outputs), (IoPath::Host, IoPath::Host));
+            assert_eq!(run_of.launch == LaunchPath::Replayed, run > 2);
+            if is_unused {
+                assert_eq!(outputs[0], vec![0xa5; count * 24]);
+            } else {
+                assert_answers(&part, &tensors, &outputs, TOLERANCE);
+            }
+        }
+        let (small, x_rows) = ([0; 24], rows(3, 24, true));
+        let from = [HostSlice { bytes: &small, rows: Some(&x_rows) }, HostSlice { bytes: &small[..4], rows: None }];
+        let (mut y, mut t) = ([0; 96], [0; 12]);
+        let mut to = [
+            HostSliceMut { bytes: &mut y, rows: None, is_unused: false },
+            HostSliceMut { bytes: &mut t, rows: None, is_unused: false },
+        ];
+        let mut call = |from: &[HostSlice<'_>]| {
+            let inputs = CallInputs::HostRows(from, PadContent::LastRow);
+            context.call(&*loaded, inputs, CallOutputs::HostRows(&mut to), None).unwrap_err().to_string()
+        };
+        assert_eq!(call(&from), "'x': its rows need 72 bytes of 24, and 96 of 96");
+        let exact = [0; 96];
+        let from = [HostSlice { bytes: &exact, rows: None }, HostSlice { bytes: &small[..4], rows: None }];
+        assert_eq!(call(&from), "'t': its rows need 16 bytes of 12, and 16 of 16");
+        drop((context, loaded));
+        rig.assert_clean();
+    }
 }
 
 #[test]
