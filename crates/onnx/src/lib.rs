@@ -14,6 +14,5 @@ pub use reader::{
     Budget, DeclaredDim, DeclaredTensor, DeclaredType, ElementType, IR_VERSION_MIN, Limits, ModelFile, Quoted,
     ReadError, ReadErrorKind, StringTensor, canonical_domain, declared_type, decode_optional, decode_sequence,
     decode_tensor, decode_type, dtype_from_number, onnx_name, opset_version, sparse_tensor_without_model,
-    strings_without_model,
-    tensor_without_model, type_from_proto,
+    strings_without_model, tensor_without_model, type_from_proto,
 };

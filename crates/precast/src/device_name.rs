@@ -111,9 +111,8 @@ pub(crate) fn gpus_present() -> Vec<DeviceKind> {
 pub fn devices_present() -> Vec<DeviceName> {
     let kinds = [(Vendor::Cuda, DeviceKind::Cuda), (Vendor::Hip, DeviceKind::Hip)];
     let count = |vendor| Library::open(vendor).and_then(|library| library.device_count()).unwrap_or(0);
-    let gpus = kinds.into_iter().flat_map(|(vendor, kind)| {
-        (0..count(vendor)).map(move |number| DeviceName { kind, number })
-    });
+    let gpus =
+        kinds.into_iter().flat_map(|(vendor, kind)| (0..count(vendor)).map(move |number| DeviceName { kind, number }));
     gpus.chain([DeviceName::CPU]).collect()
 }
 

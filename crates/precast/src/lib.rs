@@ -53,7 +53,8 @@ pub use precast_cpu::{Isa, TuneMode, TuneOptions};
 pub use precast_generate as generate;
 pub use precast_ir::{Graph, text};
 pub use precast_onnx::{
-    DeclaredDim, DeclaredType, ImportError, ImportOptions, Imported, StringTensor, UnsupportedNode, onnx_name, operators,
+    DeclaredDim, DeclaredType, ImportError, ImportOptions, Imported, StringTensor, UnsupportedNode, onnx_name,
+    operators,
 };
 pub use precast_passes::batch_axis::{explain as explain_padding, pad_verdict};
 pub use precast_passes::{

@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use precast::device_name::resolve_device;
-use precast::{
-    Bucket, Error, ModelSession, Readiness, Runner, Startup, Tensor, move_program, save_program,
-};
+use precast::{Bucket, Error, ModelSession, Readiness, Runner, Startup, Tensor, move_program, save_program};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

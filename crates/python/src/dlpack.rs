@@ -135,16 +135,27 @@ pub fn import(object: &Bound<'_, PyAny>) -> PyResult<ImportedTensor> {
     let tensor = unsafe { tensor.as_ref() };
     if !READ_BY_HOST.contains(&tensor.device.kind) {
         let DlDevice { kind, number } = tensor.device;
-        return Err(usage(py, &format!("the tensor lies on DLPack's device {kind}:{number}, which the host cannot read")));
+        return Err(usage(
+            py,
+            &format!("the tensor lies on DLPack's device {kind}:{number}, which the host cannot read"),
+        ));
     }
     let DlType { code, bits, lanes } = tensor.dtype;
     let dtype = from_dlpack_type(code, bits).filter(|_| lanes == 1);
     let dtype = dtype.ok_or_else(|| {
-        usage(py, &format!("the tensor has elements of DLPack's type {code} with {bits} bits × {lanes}, which models have not"))
+        usage(
+            py,
+            &format!(
+                "the tensor has elements of DLPack's type {code} with {bits} bits × {lanes}, which models have not"
+            ),
+        )
     })?;
     let (shape, is_row_major) = read_shape(tensor);
     if !is_row_major {
-        return Err(usage(py, "the tensor's elements are not in row-major order; copy it first, as with .contiguous()"));
+        return Err(usage(
+            py,
+            "the tensor's elements are not in row-major order; copy it first, as with .contiguous()",
+        ));
     }
     let bytes = shape.iter().product::<usize>() * dtype.size_bytes();
     let data = tensor.data.cast_const().cast::<u8>().wrapping_add(tensor.byte_offset as usize);
@@ -156,7 +167,10 @@ fn capsule_of<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>
     let py = object.py();
     let (kind, number): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
     if !READ_BY_HOST.contains(&kind) {
-        return Err(usage(py, &format!("the tensor lies on DLPack's device {kind}:{number}, which the host cannot read")));
+        return Err(usage(
+            py,
+            &format!("the tensor lies on DLPack's device {kind}:{number}, which the host cannot read"),
+        ));
     }
     let versions = PyDict::new(py);
     versions.set_item("max_version", (VERSION.major, VERSION.minor))?;
@@ -257,7 +271,10 @@ pub fn export<'py>(
         return Err(PyBufferError::new_err("the memory may only be read, which DLPack can say from version 1 on"));
     }
     let Some((code, bits)) = dlpack_type(held.dtype) else {
-        return Err(PyBufferError::new_err(format!("DLPack lays out elements of {} in another way", held.dtype.name())));
+        return Err(PyBufferError::new_err(format!(
+            "DLPack lays out elements of {} in another way",
+            held.dtype.name()
+        )));
     };
     let mut strides: Vec<i64> = vec![1; held.shape.len()];
     for axis in (1..held.shape.len()).rev() {

@@ -95,10 +95,13 @@ impl NumpyType {
             numpy.into_pyobject(py)?.into_any()
         } else {
             let module = py.import("ml_dtypes").map_err(|_| {
-                usage(py, &format!(
-                    "numpy has no {}; install the package ml_dtypes, or pass the values as an OrtValue",
-                    dtype.name()
-                ))
+                usage(
+                    py,
+                    &format!(
+                        "numpy has no {}; install the package ml_dtypes, or pass the values as an OrtValue",
+                        dtype.name()
+                    ),
+                )
             })?;
             module.getattr(*numpy)?
         };

@@ -143,8 +143,7 @@ pub fn array_over<'py>(
     // SAFETY: a new reference, or null with an exception set.
     let array = unsafe { Bound::from_owned_ptr_or_err(py, array)? };
     // SAFETY: a new array has no base; this takes over one reference to the owner.
-    let status =
-        unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, array.as_ptr().cast(), owner.clone().into_ptr()) };
+    let status = unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, array.as_ptr().cast(), owner.clone().into_ptr()) };
     match status {
         0 => Ok(array),
         _ => Err(PyErr::fetch(py)),

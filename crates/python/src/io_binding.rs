@@ -84,9 +84,7 @@ impl IoBinding {
                 let found = format!("{}{:?}", held.dtype.name(), held.shape);
                 let expected = format!("{}{shape:?}", form.dtype.name());
                 let why = if held.is_writable { "" } else { ", and may only be read" };
-                return Err(usage(py, &format!(
-                    "output '{name}' is bound to {found}{why}; this run gives {expected}"
-                )));
+                return Err(usage(py, &format!("output '{name}' is bound to {found}{why}; this run gives {expected}")));
             }
             places.push(value.bind(py).clone());
         }
@@ -230,9 +228,7 @@ impl IoBinding {
     /// Outputs of the last run, as OrtValues: those that are bound, or all where none is.
     pub fn get_outputs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let bound = self.lock();
-        let is_asked = |position: usize| {
-            !matches!(bound.outputs.get(position), None | Some(OutputBinding::Unasked))
-        };
+        let is_asked = |position: usize| !matches!(bound.outputs.get(position), None | Some(OutputBinding::Unasked));
         let asks_for_some = (0..bound.results.len()).any(is_asked);
         let results = bound.results.iter().enumerate().filter(|(position, _)| !asks_for_some || is_asked(*position));
         PyList::new(py, results.map(|(_, result)| result.bind(py)))

@@ -44,7 +44,12 @@ struct Input<'py> {
 impl<'py> Request<'py> {
     /// A request without inputs yet.
     pub fn with_capacity(inputs: usize) -> Request<'py> {
-        Request { shapes: Vec::with_capacity(5 * inputs), inputs: Vec::with_capacity(inputs), copies: 0, is_typed: true }
+        Request {
+            shapes: Vec::with_capacity(5 * inputs),
+            inputs: Vec::with_capacity(inputs),
+            copies: 0,
+            is_typed: true,
+        }
     }
 
     /// Adds an input.

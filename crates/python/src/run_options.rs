@@ -56,6 +56,22 @@ impl RunOptions {
         *self.tag.lock().unwrap_or_else(PoisonError::into_inner) = tag;
     }
 
+    /// Whether only what the asked outputs need is computed: a Program computes all of them.
+    #[getter]
+    fn only_execute_path_to_fetches(&self) -> bool {
+        false
+    }
+
+    #[setter]
+    fn set_only_execute_path_to_fetches(&self, py: Python<'_>, is_asked: bool) -> PyResult<()> {
+        match is_asked {
+            false => Ok(()),
+            true => {
+                Err(usage(py, "only_execute_path_to_fetches: a Program computes all outputs; True cannot be honoured"))
+            }
+        }
+    }
+
     /// No key of a run's configuration has a meaning here.
     fn add_run_config_entry(&self, py: Python<'_>, name: &str, value: &str) -> PyResult<()> {
         Err(usage(py, &format!("there is no option '{name}' of a run (given as '{value}')")))

@@ -156,7 +156,9 @@ impl Session {
                 arrays.iter().zip(forms).map(|(array, form)| unsafe { elements_mut(array, form.bytes) }).collect()
             }
             // SAFETY: the caller gave these values to be written by this run, and they are of their forms.
-            Places::Values(values) => values.iter().map(|value| unsafe { value.get().elements.as_mut_slice() }).collect(),
+            Places::Values(values) => {
+                values.iter().map(|value| unsafe { value.get().elements.as_mut_slice() }).collect()
+            }
         };
         let report = detached(py, || form.session().run_into(&arguments, &mut outputs))?;
         let report = report.map_err(|error| exception(py, &error.into()))?;
@@ -258,9 +260,9 @@ pub fn read_model(py: Python<'_>, path_or_bytes: &Bound<'_, PyAny>) -> PyResult<
         let bytes = Bytes::copy_from_slice(bytes.as_bytes());
         interruptible(py, "read", move || Model::from_bytes(bytes))?
     } else {
-        let path: PathBuf = path_or_bytes.extract().map_err(|_| {
-            usage(py, &format!("a model is a path or bytes; a {} is given", path_or_bytes.get_type()))
-        })?;
+        let path: PathBuf = path_or_bytes
+            .extract()
+            .map_err(|_| usage(py, &format!("a model is a path or bytes; a {} is given", path_or_bytes.get_type())))?;
         interruptible(py, "read", move || Model::open(&path))?
     };
     model.map_err(|error| exception(py, &error))

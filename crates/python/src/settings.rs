@@ -25,9 +25,15 @@ const KEYS: &[(&str, &str)] = &[
     ("max_batch", "the largest batch; Programs for powers of two up to it, unless buckets says otherwise"),
     ("cache", "folder that keeps compiled Programs; none keeps them in memory"),
     ("cache_remote", "store shared with other machines: a folder, or a URL where the wheel was built with 'cloud'"),
-    ("cache_remote_options", "options of that store by name: region, keys, endpoint; nothing is taken from the environment"),
+    (
+        "cache_remote_options",
+        "options of that store by name: region, keys, endpoint; nothing is taken from the environment",
+    ),
     ("cache_mode", "what may be done with the cache: 'rw' or 'ro'"),
-    ("on_miss", "what answers a request whose Program is not there: 'wait', 'pad-up', 'reference', 'reject' or a chain"),
+    (
+        "on_miss",
+        "what answers a request whose Program is not there: 'wait', 'pad-up', 'reference', 'reject' or a chain",
+    ),
     ("on_miss_timeout", "seconds that a request waits for a compile"),
     ("startup", "Buckets that are there before opening returns: 'all', 'largest' or 'lazy'"),
     ("contexts", "runs that may be in flight at once"),

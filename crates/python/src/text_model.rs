@@ -138,11 +138,8 @@ impl TextModel {
         add_generation_prompt: bool,
     ) -> PyResult<String> {
         let read = |json: &str| ChatValue::from_json(json).map_err(|error| usage(py, &error.to_string()));
-        let options = ChatOptions {
-            tools: tools.map(read).transpose()?,
-            add_generation_prompt,
-            ..ChatOptions::default()
-        };
+        let options =
+            ChatOptions { tools: tools.map(read).transpose()?, add_generation_prompt, ..ChatOptions::default() };
         let prompt = self.tokenizer(py)?.apply_chat_template(&read(messages)?, &options);
         prompt.map_err(|error| exception(py, &error.into()))
     }

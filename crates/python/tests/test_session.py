@@ -1,6 +1,7 @@
 """`InferenceSession`: what scripts for onnxruntime do with it, and what they are told when they go wrong."""
 
 import logging
+import re
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ import precast
 import pytest
 from onnx import TensorProto, helper
 
-from conftest import identity_of, save
+from conftest import ROOT, identity_of, save
 
 
 def rows(count, seed=0):
@@ -198,12 +199,39 @@ def test_options_of_onnxruntime_reach_the_session(linear):
         session.run(None, {"x": rows(3)})
 
 
+def test_names_of_onnxruntime_that_are_missing_are_in_the_documentation():
+    text = (ROOT / "docs" / "python.md").read_text()
+    documented = set(re.findall(r"`(\w+)`", text[text.index("## What onnxruntime has") :]))
+    # What a module happens to import is no part of its surface.
+    incidental = {"capi", "contextlib", "onnxruntime_validation", "import_capi_exception", "package_name", "version"}
+
+    def public(thing):
+        return {name for name in dir(thing) if not name.startswith("_")}
+
+    missing = public(onnxruntime) - public(precast) - incidental
+    for name in ["InferenceSession", "OrtValue", "IOBinding", "RunOptions", "NodeArg", "ModelMetadata"]:
+        missing |= public(getattr(onnxruntime, name)) - public(getattr(precast, name))
+    missing |= public(onnxruntime.SessionOptions()) - public(precast.SessionOptions())
+    assert sorted(missing - documented) == []
+    assert not documented & (public(precast) | public(precast.InferenceSession)), "documented as missing, and there"
+
+
+def test_providers_may_come_with_the_options(linear):
+    options = precast.SessionOptions()
+    options.add_provider("CPUExecutionProvider", {})
+    assert options.has_providers() and precast.InferenceSession(linear, options).get_providers() == ["cpu"]
+
+
 def test_a_terminated_run_is_refused(linear):
     session, options = precast.InferenceSession(linear), precast.RunOptions()
     session.run(None, {"x": rows(1)}, options)
     options.terminate = True
     with pytest.raises(precast.UsageError, match="terminate"):
         session.run(None, {"x": rows(1)}, options)
+    with pytest.raises(precast.UsageError, match="a Program computes all outputs"):
+        options.only_execute_path_to_fetches = True
+    with pytest.raises(precast.UsageError, match="there is no option 'gpu_graph_id' of a run"):
+        options.add_run_config_entry("gpu_graph_id", "1")
 
 
 def test_run_async_calls_back(linear):

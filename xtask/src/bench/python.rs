@@ -10,9 +10,9 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::paths;
 use crate::python_door::python_with_package;
 use crate::worker::{Worker, ask_json};
-use crate::paths;
 
 const SCRIPT: &str = include_str!("../../python/python_overhead.py");
 /// Writes the tiny models.

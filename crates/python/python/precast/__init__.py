@@ -32,9 +32,12 @@ from precast.exceptions import (
 )
 from precast.inference_session import (
     InferenceSession,
+    disable_telemetry_events,
     get_all_providers,
     get_available_providers,
     get_device,
+    preload_dlls,
+    set_default_logger_severity,
 )
 from precast.progress import progress_bar
 from precast.session_options import ExecutionMode, ExecutionOrder, GraphOptimizationLevel, SessionOptions
@@ -66,14 +69,17 @@ __all__ = [
     "UsageError",
     "cache",
     "compile",
+    "disable_telemetry_events",
     "generate",
     "get_all_providers",
     "get_available_providers",
     "get_device",
     "get_version_string",
     "option_keys",
+    "preload_dlls",
     "progress_bar",
     "ray",
+    "set_default_logger_severity",
 ]
 
 # Parts that are imported when they are first named: they are not needed to run a model.

@@ -1,13 +1,15 @@
 import os
-from typing import Any, Callable, Iterable, Mapping, Sequence, Union
+from typing import Any, Iterable, Mapping, Sequence, Union, final
 
 import numpy.typing as npt
+from typing_extensions import Self, disjoint_base
 
 VERSION: str
 
 _ModelSource = Union[str, bytes, "os.PathLike[str]"]
 _Path = Union[str, "os.PathLike[str]"]
 
+@final
 class NodeArg:
     @property
     def name(self) -> str: ...
@@ -16,6 +18,7 @@ class NodeArg:
     @property
     def shape(self) -> list[int | str | None]: ...
 
+@final
 class ModelMetadata:
     @property
     def producer_name(self) -> str: ...
@@ -32,12 +35,15 @@ class ModelMetadata:
     @property
     def custom_metadata_map(self) -> dict[str, str]: ...
 
+@final
 class RunOptions:
-    def __new__(cls) -> "RunOptions": ...
+    def __new__(cls) -> Self: ...
     terminate: bool
     logid: str
+    only_execute_path_to_fetches: bool
     def add_run_config_entry(self, name: str, value: str) -> None: ...
 
+@final
 class RunReport:
     @property
     def tier(self) -> str: ...
@@ -58,6 +64,7 @@ class RunReport:
     @property
     def copies(self) -> int: ...
 
+@final
 class OrtValue:
     @staticmethod
     def ortvalue_from_numpy(numpy_obj: npt.ArrayLike, device_type: str = "cpu", device_id: int = 0) -> OrtValue: ...
@@ -91,8 +98,9 @@ class OrtValue:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
+@final
 class IOBinding:
-    def __new__(cls, session: Session) -> "IOBinding": ...
+    def __new__(cls, session: Session) -> Self: ...
     def bind_cpu_input(self, name: str, arr_on_cpu: npt.ArrayLike) -> None: ...
     def bind_input(
         self,
@@ -121,6 +129,7 @@ class IOBinding:
     def clear_binding_inputs(self) -> None: ...
     def clear_binding_outputs(self) -> None: ...
 
+@disjoint_base
 class Session:
     def __new__(
         cls,
@@ -128,7 +137,7 @@ class Session:
         devices: Sequence[str],
         refuses_copies: bool = False,
         settings: Mapping[str, Any] | None = None,
-    ) -> "Session": ...
+    ) -> Self: ...
     @property
     def notices(self) -> list[str]: ...
     @property
@@ -163,6 +172,7 @@ class Session:
     def get_modelmeta(self) -> ModelMetadata: ...
     def warm(self, timeout: float | None = None) -> bool: ...
 
+@final
 class Token:
     @property
     def row(self) -> int: ...
@@ -177,9 +187,11 @@ class Token:
     @property
     def finish_reason(self) -> str | None: ...
 
+@final
 class TextStream:
     def push(self, token: int) -> str: ...
 
+@final
 class TextModel:
     def __new__(
         cls,
@@ -188,7 +200,7 @@ class TextModel:
         overlays: Sequence[str] = ...,
         cache: _Path | None = None,
         threads: int | None = None,
-    ) -> "TextModel": ...
+    ) -> Self: ...
     @property
     def notices(self) -> list[str]: ...
     @property
@@ -215,8 +227,9 @@ class TextModel:
     ) -> str: ...
     def text_stream(self) -> TextStream: ...
 
+@final
 class TextGenerator:
-    def __new__(cls, model: TextModel, options: Sequence[tuple[str, str]]) -> "TextGenerator": ...
+    def __new__(cls, model: TextModel, options: Sequence[tuple[str, str]]) -> Self: ...
     def append(self, rows: Sequence[Sequence[int]]) -> None: ...
     def next(self) -> list[Token]: ...
     def is_done(self) -> bool: ...

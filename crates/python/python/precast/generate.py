@@ -249,8 +249,8 @@ class Generator:
 
     def append_tokens(self, tokens: Union[Tokens, Sequence[Tokens]]) -> None:
         """Adds tokens to the one row, or a list of tokens to each of several rows, and runs them."""
-        rows = [list(map(int, tokens))] if _is_row(tokens) else [list(map(int, row)) for row in tokens]
-        self._native.append(rows)
+        rows: Sequence[Any] = [tokens] if _is_row(tokens) else tokens
+        self._native.append([[int(token) for token in row] for row in rows])
 
     def generate_next_token(self) -> list[Token]:
         """Chooses the next token of every row that has not ended."""

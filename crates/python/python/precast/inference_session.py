@@ -30,6 +30,22 @@ def get_device() -> str:
     return "CPU" if _precast.devices()[0] == "cpu" else "GPU"
 
 
+def set_default_logger_severity(severity: int) -> None:
+    """Sets what the logger `precast` passes on: 0 everything, 1 notices, 2 warnings, 3 errors, 4 nothing but failures."""
+    levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+    if severity not in range(len(levels)):
+        raise UsageError(f"severity {severity} is given; a number from 0 to 4 is expected")
+    _log.setLevel(levels[severity])
+
+
+def disable_telemetry_events() -> None:
+    """Nothing is ever sent to anybody, so there is nothing to disable."""
+
+
+def preload_dlls(cuda: bool = True, cudnn: bool = True, msvc: bool = True, directory: str | None = None) -> None:
+    """Drivers are opened when a session needs them, so there is nothing to load before."""
+
+
 def _device_of(provider: Provider, options: Mapping[str, Any]) -> str:
     """The one name of the device that a provider means. The only option of a provider is which device it is."""
     name, own = (provider, {}) if isinstance(provider, str) else provider
@@ -88,8 +104,11 @@ class InferenceSession(_precast.Session):
         **options: Any,
     ) -> "InferenceSession":
         sess_options = sess_options if sess_options is not None else SessionOptions()
+        if not providers and sess_options.has_providers():
+            providers, provider_options = sess_options._providers, None
         devices = resolve_providers(providers, provider_options)
-        session = super().__new__(cls, path_or_bytes, devices, strict_copies, {**sess_options._settings(), **options})
+        settings = {**sess_options._settings(), **options}
+        session: InferenceSession = super().__new__(cls, path_or_bytes, devices, strict_copies, settings)
         session._sess_options = sess_options
         session._pool = None
         session._pool_lock = threading.Lock()

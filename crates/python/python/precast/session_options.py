@@ -2,7 +2,7 @@
 
 import difflib
 from enum import IntEnum
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 from precast.exceptions import UsageError
 
@@ -127,12 +127,16 @@ class SessionOptions:
     optimized_model_filepath: str
     use_deterministic_compute: bool
     use_per_session_threads: bool
+    _dims: dict[str, int]
+    _entries: dict[str, tuple[str, bool, str]]
+    _providers: list[tuple[str, dict[str, str]]]
 
     def __init__(self) -> None:
         for name, (default, _) in _OPTIONS.items():
             object.__setattr__(self, name, default)
         object.__setattr__(self, "_dims", {})
         object.__setattr__(self, "_entries", {})
+        object.__setattr__(self, "_providers", [])
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _OPTIONS:
@@ -155,11 +159,19 @@ class SessionOptions:
         """The value of an entry that was set."""
         if key not in self._entries:
             raise UsageError(f"the entry '{key}' is not set")
-        return str(self._entries[key][2])
+        return self._entries[key][2]
 
     def has_session_config_entry(self, key: str) -> bool:
         """Whether an entry was set."""
         return key in self._entries
+
+    def add_provider(self, name: str, options: Mapping[str, str] | None = None) -> None:
+        """Names a device for sessions that are opened without `providers`; the first that is there is used."""
+        self._providers.append((name, dict(options or {})))
+
+    def has_providers(self) -> bool:
+        """Whether a device was named."""
+        return bool(self._providers)
 
     def add_free_dimension_override_by_name(self, dim_name: str, dim_value: int) -> None:
         """Gives a dim of the model, by its name, a number that every request shares."""
