@@ -205,6 +205,19 @@ pub fn as_row_major<'py>(object: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyA
     Ok((required, is_copy))
 }
 
+/// Elements of less than a byte as bytes, and what numpy calls those. numpy leaves the rest of a byte as it is; kernels expect
+/// the element's sign or zero there.
+pub fn whole_bytes<'py>(array: &Bound<'py, PyAny>, dtype: DType) -> PyResult<(Bound<'py, PyAny>, NumpyType)> {
+    let py = array.py();
+    let (array, _) = as_row_major(array)?;
+    if matches!(dtype, DType::I4 | DType::I2) {
+        return Ok((array.call_method1("astype", ("int8",))?, NumpyType::of(py, DType::I8)?));
+    }
+    let mask = (1_u8 << dtype.bits()) - 1;
+    let masked = array.call_method1("view", ("uint8",))?.call_method1("__and__", (mask,))?;
+    Ok((masked, NumpyType::of(py, DType::U8)?))
+}
+
 /// The element type of an array; none for types that models do not have.
 pub fn array_dtype(array: &Bound<'_, PyAny>) -> PyResult<Option<DType>> {
     from_descr(array.getattr("dtype")?.cast::<PyArrayDescr>()?)
@@ -219,7 +232,10 @@ pub fn is_array(object: &Bound<'_, PyAny>) -> bool {
 pub fn copied_tensor(object: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
     let (array, _) = as_row_major(object)?;
     let Some(dtype) = array_dtype(&array)? else { return Ok(None) };
-    let ty = NumpyType::of(object.py(), dtype)?;
+    let (array, ty) = match dtype.bits() < u8::BITS {
+        true => whole_bytes(&array, dtype)?,
+        false => (array, NumpyType::of(object.py(), dtype)?),
+    };
     let mut shape = Vec::new();
     let Some(elements) = elements_in_place(&array, &ty, &mut shape) else { return Ok(None) };
     // SAFETY: `array` is held, and the interpreter's lock keeps others from writing it while it is copied.

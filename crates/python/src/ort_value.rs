@@ -8,7 +8,8 @@ use crate::dlpack;
 use crate::element_type::{NumpyType, from_numpy_name, from_onnx_number, numpy_name, onnx_number};
 use crate::exceptions::usage;
 use crate::host_array::{
-    Elements, array_dtype, array_over, as_row_major, borrowed_tensor, elements_in_place, empty_array, writable_elements,
+    Elements, array_dtype, array_over, as_row_major, borrowed_tensor, elements_in_place, empty_array, whole_bytes,
+    writable_elements,
 };
 
 /// A tensor in the host's memory. Models read it in place as an input and write it in place as an output.
@@ -30,6 +31,10 @@ impl OrtValue {
         let Some(dtype) = array_dtype(&array)? else {
             return Err(usage(py, &format!("models have no elements of {}", array.getattr("dtype")?)));
         };
+        if dtype.bits() < u8::BITS {
+            let (bytes, ty) = whole_bytes(&array, dtype)?;
+            return OrtValue::over(&bytes, &ty, dtype);
+        }
         OrtValue::over(&array, &NumpyType::of(py, dtype)?, dtype)
     }
 

@@ -8,7 +8,9 @@ use pyo3::types::PyString;
 
 use crate::element_type::NumpyType;
 use crate::exceptions::{exception, usage};
-use crate::host_array::{Elements, array_dtype, as_row_major, borrowed_tensor, elements_in_place, is_array};
+use crate::host_array::{
+    Elements, array_dtype, as_row_major, borrowed_tensor, elements_in_place, is_array, whole_bytes,
+};
 use crate::interruptible::interruptible;
 use crate::ort_value::OrtValue;
 
@@ -54,6 +56,10 @@ impl<'py> Request<'py> {
 
     /// Adds an input.
     pub fn add(&mut self, slot: &InputSlot, object: Bound<'py, PyAny>, refuses_copies: bool) -> PyResult<()> {
+        let is_narrow = slot.ty.dtype.bits() < u8::BITS;
+        if is_narrow && is_array(&object) {
+            return self.add_narrow(slot, &object, refuses_copies);
+        }
         if let Some(elements) = elements_in_place(&object, &slot.ty, &mut self.shapes) {
             self.inputs.push(Input { dtype: slot.ty.dtype, elements, owner: object });
             return Ok(());
@@ -105,6 +111,25 @@ impl<'py> Request<'py> {
             return Err(usage(py, &format!("input '{name}' cannot be read: {}", array.getattr("flags")?)));
         };
         self.inputs.push(Input { dtype, elements, owner: array });
+        Ok(())
+    }
+
+    /// Adds an array of elements of less than a byte.
+    fn add_narrow(&mut self, slot: &InputSlot, object: &Bound<'py, PyAny>, refuses_copies: bool) -> PyResult<()> {
+        let py = object.py();
+        let dtype = slot.ty.dtype;
+        if array_dtype(object)? != Some(dtype) {
+            return self.add_copy(slot, object, refuses_copies);
+        }
+        if refuses_copies {
+            let (name, ty) = (slot.name.bind(py), dtype.name());
+            return Err(usage(py, &format!("input '{name}' would have to be copied: numpy has {ty} in another form")));
+        }
+        let (bytes, ty) = whole_bytes(object, dtype)?;
+        self.copies += 1;
+        let elements = elements_in_place(&bytes, &ty, &mut self.shapes);
+        let elements = elements.ok_or_else(|| usage(py, &format!("input '{}' cannot be read", slot.name.bind(py))))?;
+        self.inputs.push(Input { dtype, elements, owner: bytes });
         Ok(())
     }
 

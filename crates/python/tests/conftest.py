@@ -49,6 +49,7 @@ def linear(models):
         constants,
         producer_name="precast tests",
         doc_string="a product and a sum",
+        model_version=3,
     )
 
 

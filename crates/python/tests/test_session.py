@@ -273,6 +273,27 @@ def test_types_that_numpy_lacks_come_from_ml_dtypes(models):
     assert value.data_type() == "tensor(bfloat16)" and (value.numpy() == x).all()
 
 
+@pytest.mark.parametrize("name", ["int4", "uint4", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+def test_narrow_types_go_through(models, name):
+    import ml_dtypes
+
+    dtype = numpy.dtype(getattr(ml_dtypes, name))
+    session = precast.InferenceSession(identity_of(models, helper.np_dtype_to_tensor_dtype(dtype), f"identity_{name}"))
+    x = numpy.array([0, 1, 2] if name.startswith("u") else [0, 1, -2], dtype=dtype)
+    (y,) = session.run(None, {"x": x})
+    assert y.dtype == dtype and y.tolist() == x.tolist()
+    (value,) = session.run_with_ort_values(None, {"x": precast.OrtValue.ortvalue_from_numpy(x)})
+    assert value.numpy().tolist() == x.tolist()
+
+
+def test_every_element_type_of_onnx_but_text_and_complex_numbers_can_be_held():
+    held = [number for number in range(1, 27) if number not in (TensorProto.STRING, 14, 15)]
+    for number in held:
+        value = precast.OrtValue.ortvalue_from_shape_and_type([3], number)
+        assert value.element_type() == number and value.tensor_size_in_bytes() in (3, 6, 12, 24)
+        assert value.data_type() == f"tensor({TensorProto.DataType.Name(number).lower()})"
+
+
 def test_strings_and_sequences_are_arrays_of_objects_and_lists(models):
     node = helper.make_node("StringConcat", ["a", "b"], ["y"])
     string = TensorProto.STRING

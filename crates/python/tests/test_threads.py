@@ -1,6 +1,5 @@
 """The interpreter's lock, many threads on one session, and Ctrl-C."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,7 +7,11 @@ import textwrap
 import threading
 
 import numpy
+import onnx
 import precast
+from onnx import TensorProto, helper
+
+from conftest import save
 
 
 def test_many_threads_on_one_session_get_their_own_answers(linear):
@@ -35,11 +38,6 @@ def test_many_threads_on_one_session_get_their_own_answers(linear):
 
 def test_other_threads_run_while_a_model_does(models):
     """A thread that counts goes on while another is inside one run: the lock is not held."""
-    import onnx
-    from onnx import TensorProto, helper
-
-    from conftest import save
-
     size = 1024
     weights = onnx.numpy_helper.from_array(numpy.ones((size, size), numpy.float32) / size, "w")
     names = ["x", *[f"h{layer}" for layer in range(24)]]
@@ -68,12 +66,11 @@ def test_other_threads_run_while_a_model_does(models):
     assert counted_inside > 1000, (count, counted_inside)
 
 
-def test_ctrl_c_ends_a_compile(models, tmp_path):
+def test_ctrl_c_ends_a_compile(readme_model):
     """A process that compiles a model gets SIGINT and ends with KeyboardInterrupt."""
     script = textwrap.dedent(
         """
-        import sys, threading, precast
-        from precast import _precast
+        import os, sys, threading, precast
         print("begun", flush=True)
         told = []
         def progress(state):
@@ -86,12 +83,10 @@ def test_ctrl_c_ends_a_compile(models, tmp_path):
             precast.InferenceSession(sys.argv[1], max_batch=8, startup="all", progress=progress)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
-            import os
             os._exit(7)
         """
     )
-    readme = os.path.join(os.path.dirname(__file__), "..", "..", "..", "models", "recsys190", "recsys190.onnx")
-    child = subprocess.Popen([sys.executable, "-c", script, readme], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen([sys.executable, "-c", script, readme_model], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline().strip() == "begun"
     assert child.stdout.readline().strip() == "compiling"
     child.send_signal(signal.SIGINT)
