@@ -4,6 +4,7 @@
     python serve_fleet.py model.onnx
 """
 
+import os
 import sys
 
 import numpy
@@ -14,8 +15,8 @@ app = precast.ray.deployment(
     sys.argv[1],
     num_replicas=4,
     max_batch=64,
-    cache="precast-cache",
-    ray_actor_options={"num_cpus": 0.5},
+    cache=os.path.abspath("precast-cache"),
+    ray_actor_options={"num_cpus": 0.25},
 )
 handle = serve.run(app)
 session = precast.InferenceSession(sys.argv[1])

@@ -1,5 +1,6 @@
 """Text generation: step by step, streamed, whole answers, conversations."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -62,6 +63,11 @@ def test_pieces_of_a_stream_are_the_text_of_the_answer(model):
     pieces = list(precast.generate.stream(model, "hello world", **options))
     (answer,) = precast.generate.complete(model, "hello world", **options)
     assert "".join(pieces) == answer.text
+
+    async def gather():
+        return [piece async for piece in precast.generate.stream_async(model, "hello world", **options)]
+
+    assert asyncio.run(gather()) == pieces
 
 
 def test_a_conversation_is_answered(model):

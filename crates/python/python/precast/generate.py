@@ -21,11 +21,12 @@ Step by step, with the names of onnxruntime-genai:
         print(tokenizer.decode(generator.get_next_tokens()), end="")
 """
 
+import asyncio
 import json
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any, Iterator, Mapping, Sequence, Union
+from typing import Any, AsyncIterator, Iterator, Mapping, Sequence, Union
 
 from precast import _precast
 from precast._precast import Token
@@ -43,6 +44,7 @@ __all__ = [
     "chat",
     "complete",
     "stream",
+    "stream_async",
 ]
 
 _log = logging.getLogger("precast")
@@ -344,6 +346,13 @@ def stream(model: Union[Model, Folder], prompt: Prompt, **options: Any) -> Itera
         for token in generator.next():
             if token.text:
                 yield token.text
+
+
+async def stream_async(model: Union[Model, Folder], prompt: Prompt, **options: Any) -> AsyncIterator[str]:
+    """`stream` for callers on an event loop, which goes on while a step runs."""
+    pieces = stream(model, prompt, **options)
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece
 
 
 def chat(model: Union[Model, Folder], messages: Sequence[Message], **options: Any) -> Iterator[str]:
