@@ -317,20 +317,28 @@ fn copied<'py>(value: &Bound<'py, OrtValue>) -> PyResult<Bound<'py, OrtValue>> {
     Ok(copy)
 }
 
+/// Gives a value back. Whoever calls a deleter need not hold the interpreter's lock, and where there is no interpreter any more
+/// nothing is left to do.
+fn let_go(exported: Box<Exported>) {
+    let _ = Python::try_attach(|_| drop(exported));
+}
+
 unsafe extern "C" fn delete_plain(managed: *mut PlainManaged) {
     // SAFETY: made by `export` from boxes, and deleted once, as DLPack demands.
-    unsafe {
+    let exported = unsafe {
         let managed = Box::from_raw(managed);
-        drop(Box::from_raw(managed.context.cast::<Exported>()));
-    }
+        Box::from_raw(managed.context.cast::<Exported>())
+    };
+    let_go(exported);
 }
 
 unsafe extern "C" fn delete_versioned(managed: *mut VersionedManaged) {
     // SAFETY: as above.
-    unsafe {
+    let exported = unsafe {
         let managed = Box::from_raw(managed);
-        drop(Box::from_raw(managed.context.cast::<Exported>()));
-    }
+        Box::from_raw(managed.context.cast::<Exported>())
+    };
+    let_go(exported);
 }
 
 /// Deletes a tensor that nobody took.

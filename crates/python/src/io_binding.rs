@@ -26,6 +26,32 @@ struct Bindings {
     outputs: Vec<OutputBinding>,
     /// Outputs of the last run.
     results: Vec<Py<PyAny>>,
+    /// Whether outputs were shown to lie apart from one another and from inputs since something was last bound.
+    is_apart: bool,
+}
+
+impl Bindings {
+    /// Refuses memory that a run would write twice, or write while it reads it.
+    fn check_apart(&mut self, py: Python<'_>, session: &Session) -> PyResult<()> {
+        if self.is_apart {
+            return Ok(());
+        }
+        let place = |value: &Py<OrtValue>| (value.get().elements.address(), value.get().bytes());
+        let outputs = self.outputs.iter().enumerate().filter_map(|(position, output)| match output {
+            OutputBinding::Value(value) => Some((position, place(value))),
+            OutputBinding::Unasked | OutputBinding::New => None,
+        });
+        let mut taken: Vec<(usize, usize)> = self.inputs.iter().flatten().map(place).collect();
+        for (position, (start, bytes)) in outputs {
+            if taken.iter().any(|&(other, others)| start < other + others && other < start + bytes) {
+                let name = session.output_names()[position].bind(py);
+                return Err(usage(py, &format!("output '{name}' is bound to memory of an input or of another output")));
+            }
+            taken.push((start, bytes));
+        }
+        self.is_apart = true;
+        Ok(())
+    }
 }
 
 /// Where an output goes.
@@ -70,7 +96,8 @@ impl IoBinding {
         session: &Session,
         known: &KnownForm,
     ) -> PyResult<Vec<Bound<'py, OrtValue>>> {
-        let bound = self.lock();
+        let mut bound = self.lock();
+        bound.check_apart(py, session)?;
         let mut places = Vec::with_capacity(known.outputs.len());
         for (position, form) in known.outputs.iter().enumerate() {
             let shape: Vec<usize> = form.shape.iter().map(|&size| size as usize).collect();
@@ -128,6 +155,7 @@ impl IoBinding {
             bound.inputs.resize_with(position + 1, || None);
         }
         bound.inputs[position] = Some(value);
+        bound.is_apart = false;
         Ok(())
     }
 
@@ -138,6 +166,7 @@ impl IoBinding {
             bound.outputs.resize_with(position + 1, OutputBinding::default);
         }
         bound.outputs[position] = binding;
+        bound.is_apart = false;
         Ok(())
     }
 }

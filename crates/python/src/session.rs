@@ -155,9 +155,10 @@ impl Session {
                 // SAFETY: each array was made for this run, has the bytes of its form, and nobody else has it yet.
                 arrays.iter().zip(forms).map(|(array, form)| unsafe { elements_mut(array, form.bytes) }).collect()
             }
-            // SAFETY: the caller gave these values to be written by this run, and they are of their forms.
             Places::Values(values) => {
-                values.iter().map(|value| unsafe { value.get().elements.as_mut_slice() }).collect()
+                let elements = values.iter().map(|value| value.get().elements);
+                // SAFETY: the caller gave these values to be written by this run, holds them, and they are of their forms.
+                elements.map(|elements| unsafe { elements.as_mut_slice() }).collect()
             }
         };
         let report = detached(py, || form.session().run_into(&arguments, &mut outputs))?;

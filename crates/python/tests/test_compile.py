@@ -24,7 +24,7 @@ def test_a_cache_says_what_it_holds_and_why_it_misses(linear, tmp_path):
     rows = precast.cache.why(linear, tmp_path, max_batch=4)
     assert [row["hit"] for row in rows] == [True, True, False]
     missing = rows[2]
-    assert missing["miss"] == "absent" and ("bucket.batch", "4", "1") in missing["differs"]
+    assert missing["miss"] == "absent" and missing["differs"][0][:2] == ("bucket.batch", "4")
     removed, _ = precast.cache.gc(tmp_path, 0)
     assert precast.cache.verify(tmp_path) == [] and isinstance(removed, list)
 

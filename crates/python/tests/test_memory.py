@@ -71,6 +71,22 @@ def test_a_bound_output_is_written_where_it_lies(linear):
     assert binding.get_outputs()[0].data_ptr() == address(y)
 
 
+def test_memory_that_a_run_would_write_twice_or_write_while_it_reads_is_refused(two_outputs):
+    session = precast.InferenceSession(two_outputs)
+    values = [precast.OrtValue.ortvalue_from_shape_and_type([2, 2], numpy.float32) for _ in range(4)]
+    a, b, total, difference = values
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("a", a)
+    binding.bind_ortvalue_input("b", b)
+    binding.bind_ortvalue_output("sum", total)
+    for taken in [total, a]:
+        binding.bind_ortvalue_output("difference", taken)
+        with pytest.raises(precast.UsageError, match="output 'difference' is bound to memory of an input or of another"):
+            session.run_with_iobinding(binding)
+    binding.bind_ortvalue_output("difference", difference)
+    session.run_with_iobinding(binding)
+
+
 def test_ort_values_are_read_and_written_in_place(linear):
     session, x = precast.InferenceSession(linear), rows(2)
     given = precast.OrtValue.ortvalue_from_numpy(x)
