@@ -70,7 +70,9 @@ def test_ctrl_c_ends_a_compile(readme_model):
     """A process that compiles a model gets SIGINT and ends with KeyboardInterrupt."""
     script = textwrap.dedent(
         """
-        import os, sys, threading, precast
+        import os, signal, sys, threading, precast
+        # A process that was started in the background ignores the signal until it says otherwise.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         print("begun", flush=True)
         told = []
         def progress(state):
