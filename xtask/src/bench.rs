@@ -4,6 +4,7 @@ mod ablation;
 mod cpu;
 mod instructions;
 mod memory;
+mod python;
 mod session;
 mod tactics;
 
@@ -21,6 +22,8 @@ pub enum Bench {
     Instructions(instructions::InstructionsArguments),
     /// Peak memory against onnxruntime.
     Memory(memory::MemoryArguments),
+    /// What a call from Python costs beside the model, against onnxruntime's.
+    Python(python::PythonArguments),
     /// What a Session costs beside the model, and opening from the cache.
     Session(session::SessionArguments),
     /// Whether the cost model picks the tactics that are fastest when measured.
@@ -34,6 +37,7 @@ pub fn run(what: &Bench) -> Result<()> {
         Bench::Cpu(arguments) => cpu::run(arguments),
         Bench::Instructions(arguments) => instructions::run(arguments),
         Bench::Memory(arguments) => memory::run(arguments),
+        Bench::Python(arguments) => python::run(arguments),
         Bench::Session(arguments) => session::run(arguments),
         Bench::Tactics(arguments) => tactics::run(arguments),
     }

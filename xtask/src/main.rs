@@ -27,6 +27,7 @@ mod openvino;
 mod paths;
 mod pcg64;
 mod peak;
+mod python_door;
 mod ranked;
 mod test;
 mod torture;
@@ -73,6 +74,10 @@ enum Command {
     GpuSuite(gpu_suite::GpuSuiteArguments),
     /// Compile every kernel of every model for AMD, without an AMD machine.
     HipCheck(hip_check::HipCheckArguments),
+    /// Build the Python package and run its tests.
+    Python(python_door::PythonArguments),
+    /// Run the tests of the Python package on a cluster of one machine.
+    Ray(python_door::RayArguments),
     /// Run every test of the project.
     Test(test::TestArguments),
     /// Use a cache as told; started by `torture cache`.
@@ -99,6 +104,8 @@ fn main() -> ExitCode {
         Command::GpuBundle(arguments) => gpu_bundle::run(&arguments),
         Command::GpuSuite(arguments) => gpu_suite::run(&arguments),
         Command::HipCheck(arguments) => hip_check::run(&arguments),
+        Command::Python(arguments) => python_door::run(&arguments),
+        Command::Ray(arguments) => python_door::run_ray(&arguments),
         Command::Test(arguments) => test::run(&arguments),
         Command::TortureChild { task } => torture::cache_child::serve(&task),
         Command::Worker => worker::serve(),

@@ -79,6 +79,8 @@ fn steps() -> Result<Vec<Step>> {
     for (package, example) in examples()? {
         steps.push(cargo(&["run", "--quiet", "--release", "--package", &package, "--example", &example]));
     }
+    // Last, since the wheel is built in the profile that the steps before it have built most of already.
+    steps.push(own(&["python"])?);
     Ok(steps)
 }
 

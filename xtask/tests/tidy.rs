@@ -20,6 +20,10 @@ const UNSAFE_ROOMS: &[&str] = &[
     "crates/hip-on-cuda/",
     "crates/gpu/tests/host/device.rs",
     "crates/gpu/src/context/",
+    "crates/python/src/dlpack.rs",
+    "crates/python/src/host_array.rs",
+    "crates/python/src/request.rs",
+    "crates/python/src/session.rs",
     "crates/tensor/src/mapping.rs",
 ];
 

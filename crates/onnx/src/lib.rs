@@ -13,6 +13,6 @@ pub use import::{ImportError, ImportOptions, Imported, UnsupportedNode, declared
 pub use reader::{
     Budget, DeclaredDim, DeclaredTensor, DeclaredType, ElementType, IR_VERSION_MIN, Limits, ModelFile, Quoted,
     ReadError, ReadErrorKind, StringTensor, canonical_domain, declared_type, decode_optional, decode_sequence,
-    decode_tensor, decode_type, dtype_from_number, opset_version, sparse_tensor_without_model, strings_without_model,
-    tensor_without_model, type_from_proto,
+    decode_tensor, decode_type, dtype_from_number, onnx_name, opset_version, sparse_tensor_without_model,
+    strings_without_model, tensor_without_model, type_from_proto,
 };

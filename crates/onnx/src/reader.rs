@@ -42,7 +42,8 @@ pub use data_file::{
     tensor_without_model,
 };
 pub use element_type::{
-    DeclaredDim, DeclaredTensor, DeclaredType, ElementType, declared_type, dtype_from_number, type_from_proto,
+    DeclaredDim, DeclaredTensor, DeclaredType, ElementType, declared_type, dtype_from_number, onnx_name,
+    type_from_proto,
 };
 pub use error::{Quoted, ReadError, ReadErrorKind};
 pub use file::{IR_VERSION_MIN, ModelFile, canonical_domain, opset_version};

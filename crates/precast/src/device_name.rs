@@ -101,9 +101,19 @@ const ALIASES: &[(&str, Meaning)] = &[
 
 /// Kinds of GPUs that this machine has.
 pub(crate) fn gpus_present() -> Vec<DeviceKind> {
-    let has = |vendor| Library::open(vendor).and_then(|library| library.device_count()).is_ok_and(|count| count > 0);
+    let mut kinds: Vec<DeviceKind> = devices_present().iter().map(|device| device.kind).collect();
+    kinds.dedup();
+    kinds.retain(|&kind| kind != DeviceKind::Cpu);
+    kinds
+}
+
+/// Every device of this machine that a driver was found for, GPUs first.
+pub fn devices_present() -> Vec<DeviceName> {
     let kinds = [(Vendor::Cuda, DeviceKind::Cuda), (Vendor::Hip, DeviceKind::Hip)];
-    kinds.into_iter().filter(|&(vendor, _)| has(vendor)).map(|(_, kind)| kind).collect()
+    let count = |vendor| Library::open(vendor).and_then(|library| library.device_count()).unwrap_or(0);
+    let gpus =
+        kinds.into_iter().flat_map(|(vendor, kind)| (0..count(vendor)).map(move |number| DeviceName { kind, number }));
+    gpus.chain([DeviceName::CPU]).collect()
 }
 
 /// A device and how its name was read.

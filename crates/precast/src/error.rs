@@ -90,6 +90,9 @@ pub enum Error {
     /// The request does not fit the model.
     #[error("{0}")]
     Request(String),
+    /// The model runs, but not as a Session: a `Runner` takes it.
+    #[error("{0}")]
+    NoSession(String),
     /// The configuration of a model folder could not be read.
     #[error(transparent)]
     Config(#[from] OpenError),
@@ -151,6 +154,7 @@ impl Error {
             Error::Cache(_) => ErrorKind::Integrity,
             Error::Array { source: NpyError::TooLarge { .. }, .. } => ErrorKind::Limit,
             Error::Array { .. } | Error::Tensor(_) | Error::Io { .. } | Error::Request(_) => ErrorKind::Usage,
+            Error::NoSession(_) => ErrorKind::Usage,
             Error::Config(OpenError::Config(_)) | Error::Roles(_) => ErrorKind::Model,
             Error::Config(OpenError::Folder(error)) | Error::Folder(error) => folder_kind(error),
             Error::Tokenizer(TokenizerError::Folder(error)) => folder_kind(error),

@@ -41,7 +41,7 @@ pub use compare::{Difference, Tolerance, compare, relative_error};
 pub use dim_bind::{DimBind, DimBinds};
 pub use error::{Error, ErrorKind};
 pub use folder_store::FolderStore;
-pub use model::{DeclaredOutput, InputInfo, Model, ModelSummary};
+pub use model::{DeclaredOutput, DeclaredValue, InputInfo, Model, ModelMetadata, ModelSummary};
 pub use open_session::{Form, ModelSession, OpenOptions, batch_symbol, program_records};
 pub use open_text_model::{TextFolder, TextOptions, open_text_model};
 pub use precast_cache::{
@@ -52,7 +52,10 @@ pub use precast_cpu::step::Tactic;
 pub use precast_cpu::{Isa, TuneMode, TuneOptions};
 pub use precast_generate as generate;
 pub use precast_ir::{Graph, text};
-pub use precast_onnx::{ImportError, ImportOptions, Imported, StringTensor, UnsupportedNode, operators};
+pub use precast_onnx::{
+    DeclaredDim, DeclaredType, ImportError, ImportOptions, Imported, StringTensor, UnsupportedNode, onnx_name,
+    operators,
+};
 pub use precast_passes::batch_axis::{explain as explain_padding, pad_verdict};
 pub use precast_passes::{
     CANONICAL, FUSED, FastMath, FastRewrite, FloatPrecision, Numerics, PassOptions, PassReport, Place, WeightPrecision,
@@ -64,8 +67,8 @@ pub use precast_program::{
 };
 pub use precast_session::{
     Argument, BucketPolicy, ContextWait, Counters, DimOptions, Fit, Observer, OnMiss, OnMissChain, OutputBuffer,
-    PadContent, PadGrade, Pending, Phase, Progress, Readiness, Reason, ReplayCheck, RunReport, Session, SessionError,
-    SessionOptions, Startup, Tier, check_replay,
+    PadContent, PadGrade, Pending, Phase, Progress, Readiness, Reason, ReplayCheck, RowAxis, RunReport, Session,
+    SessionError, SessionOptions, Startup, SymbolicPort, Tier, check_replay,
 };
 pub use precast_tensor::{Bindings, DType, Dim, Symbol, Tensor, TensorError, Type};
 pub use program_file::{is_program_file, load_program, move_program, read_program, save_program};

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use precast_ir::Graph;
 use precast_onnx::import::{ImportOptions, Imported, Structure, declared_dim, import};
-use precast_onnx::{DeclaredDim, Limits, ModelFile, declared_type};
+use precast_onnx::proto::ValueInfoProto;
+use precast_onnx::{
+    DeclaredDim, DeclaredTensor, DeclaredType, ElementType, Limits, ModelFile, declared_type, type_from_proto,
+};
 use precast_tensor::{DType, Digest, Dim};
 
 use crate::error::Error;
@@ -38,6 +41,52 @@ pub struct DeclaredOutput {
     pub dtype: Option<DType>,
     /// Dims, where they are declared.
     pub dims: Option<Vec<Dim>>,
+}
+
+/// An input or output of any kind, as the file declares it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeclaredValue {
+    /// Its name.
+    pub name: String,
+    /// Its type; none where the file does not say.
+    pub ty: Option<DeclaredType>,
+}
+
+impl DeclaredValue {
+    fn of(value: &ValueInfoProto) -> Result<DeclaredValue, Error> {
+        let declared = value.r#type.as_ref().filter(|proto| proto.value.is_some());
+        let ty = declared.map(|proto| type_from_proto(&value.name, proto)).transpose()?;
+        Ok(DeclaredValue { name: value.name.clone(), ty })
+    }
+
+    /// Its element type and dims, if it is a dense tensor of numbers.
+    pub fn as_numbers(&self) -> Option<(DType, Option<&[DeclaredDim]>)> {
+        match &self.ty {
+            Some(DeclaredType::Tensor(DeclaredTensor { element: ElementType::Number(dtype), dims })) => {
+                Some((*dtype, dims.as_deref()))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What the author of a model wrote beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelMetadata {
+    /// What wrote the file.
+    pub producer_name: String,
+    /// Name of the top graph.
+    pub graph_name: String,
+    /// Namespace of the model.
+    pub domain: String,
+    /// Description of the model.
+    pub description: String,
+    /// Description of the top graph.
+    pub graph_description: String,
+    /// Version of the model.
+    pub version: i64,
+    /// Further keys and values.
+    pub properties: Vec<(String, String)>,
 }
 
 /// What a model is, without importing it.
@@ -94,6 +143,40 @@ impl Model {
             inputs.push(InputInfo { name: input.name.clone(), dtype, dims });
         }
         Ok(inputs)
+    }
+
+    /// Inputs of any kind that a request must give, in order.
+    pub fn declared_inputs(&self) -> Result<Vec<DeclaredValue>, Error> {
+        let graph = self.file.graph();
+        let is_given = |name: &str| graph.initializer.iter().any(|initializer| initializer.name == name);
+        graph.input.iter().filter(|input| !is_given(&input.name)).map(DeclaredValue::of).collect()
+    }
+
+    /// Inputs that have a value already, which nothing may change here.
+    pub fn initialized_inputs(&self) -> Result<Vec<DeclaredValue>, Error> {
+        let graph = self.file.graph();
+        let is_given = |name: &str| graph.initializer.iter().any(|initializer| initializer.name == name);
+        graph.input.iter().filter(|input| is_given(&input.name)).map(DeclaredValue::of).collect()
+    }
+
+    /// Outputs of any kind, in order.
+    pub fn declared_results(&self) -> Result<Vec<DeclaredValue>, Error> {
+        self.file.graph().output.iter().map(DeclaredValue::of).collect()
+    }
+
+    /// What its author wrote beside it.
+    pub fn metadata(&self) -> ModelMetadata {
+        let (proto, graph) = (self.file.proto(), self.file.graph());
+        let properties = proto.metadata_props.iter().map(|entry| (entry.key.clone(), entry.value.clone()));
+        ModelMetadata {
+            producer_name: proto.producer_name.clone(),
+            graph_name: graph.name.clone(),
+            domain: proto.domain.clone(),
+            description: proto.doc_string.clone(),
+            graph_description: graph.doc_string.clone(),
+            version: proto.model_version,
+            properties: properties.collect(),
+        }
     }
 
     /// Names of the outputs, in order.
@@ -165,7 +248,7 @@ impl Model {
         let imported = self.structured_graph(options)?;
         match imported.outputs.iter().find(|(_, structure)| *structure != Structure::Tensor) {
             None => Ok(imported),
-            Some((name, structure)) => Err(Error::Request(format!(
+            Some((name, structure)) => Err(Error::NoSession(format!(
                 "output '{name}' is {}; only Runner::run_values gives such values",
                 structure.kind()
             ))),

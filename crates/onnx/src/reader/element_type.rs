@@ -1,5 +1,7 @@
 //! ONNX element types and declared types in our terms, without interpreting them.
 
+use std::fmt;
+
 use precast_tensor::DType;
 
 use super::error::{Quoted, ReadError};
@@ -58,6 +60,46 @@ impl ElementType {
     }
 }
 
+/// What ONNX calls an element type in texts: `float`, `int64`, `float8e4m3fn`.
+pub fn onnx_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Bool => "bool",
+        DType::U8 => "uint8",
+        DType::U16 => "uint16",
+        DType::U32 => "uint32",
+        DType::U64 => "uint64",
+        DType::I8 => "int8",
+        DType::I16 => "int16",
+        DType::I32 => "int32",
+        DType::I64 => "int64",
+        DType::F16 => "float16",
+        DType::BF16 => "bfloat16",
+        DType::F32 => "float",
+        DType::F64 => "double",
+        DType::F8E4M3Fn => "float8e4m3fn",
+        DType::F8E4M3FnUz => "float8e4m3fnuz",
+        DType::F8E5M2 => "float8e5m2",
+        DType::F8E5M2FnUz => "float8e5m2fnuz",
+        DType::F8E8M0 => "float8e8m0",
+        DType::U4 => "uint4",
+        DType::I4 => "int4",
+        DType::U2 => "uint2",
+        DType::I2 => "int2",
+        DType::F4E2M1 => "float4e2m1",
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ElementType::Number(dtype) => onnx_name(*dtype),
+            ElementType::Complex(DType::F64) => "complex128",
+            ElementType::Complex(_) => "complex64",
+            ElementType::String => "string",
+        })
+    }
+}
+
 /// Our element type for an ONNX number, as `to` and `dtype` attributes give it; `None` for strings, complex numbers
 /// and numbers that ONNX does not define.
 pub fn dtype_from_number(number: i64) -> Option<DType> {
@@ -80,6 +122,19 @@ pub enum DeclaredType {
     Optional(Box<DeclaredType>),
     /// Values by key.
     Map(ElementType, Box<DeclaredType>),
+}
+
+/// As ONNX writes types: `tensor(float)`, `seq(tensor(int64))`.
+impl fmt::Display for DeclaredType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeclaredType::Tensor(tensor) => write!(f, "tensor({})", tensor.element),
+            DeclaredType::SparseTensor(tensor) => write!(f, "sparse_tensor({})", tensor.element),
+            DeclaredType::Sequence(element) => write!(f, "seq({element})"),
+            DeclaredType::Optional(element) => write!(f, "optional({element})"),
+            DeclaredType::Map(key, value) => write!(f, "map({key},{value})"),
+        }
+    }
 }
 
 /// Element type and dims of a declared tensor.

@@ -1,0 +1,129 @@
+//! `cargo xtask python` and `cargo xtask ray`: the Python package, built as a wheel, installed where a user would install
+//! it, and tested there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use crate::paths;
+use crate::venv::{call, python_with};
+
+/// Everything that the tests of the package use.
+const REQUIREMENTS: &str = include_str!("../python/requirements_python.txt");
+/// What the tests on a cluster use.
+const RAY_REQUIREMENTS: &str = include_str!("../python/requirements_ray.txt");
+/// A first script, as somebody who comes from onnxruntime writes it.
+const TUTORIAL: &str = include_str!("../python/tutorial.py");
+
+/// Arguments of `cargo xtask python`.
+#[derive(Args)]
+pub struct PythonArguments {
+    /// Leave out what is not about the wheel itself: types and the clean environment.
+    #[arg(long)]
+    quick: bool,
+    /// Arguments of pytest.
+    #[arg(last = true)]
+    pytest: Vec<String>,
+}
+
+/// Arguments of `cargo xtask ray`.
+#[derive(Args)]
+pub struct RayArguments {
+    /// Arguments of pytest.
+    #[arg(last = true)]
+    pytest: Vec<String>,
+}
+
+/// Builds the wheel and runs the tests of the package.
+pub fn run(arguments: &PythonArguments) -> Result<()> {
+    let wheel = build_wheel()?;
+    if !arguments.quick {
+        run_tutorial(&wheel)?;
+    }
+    let python = installed(&wheel)?;
+    let package = package();
+    if !arguments.quick {
+        check_types(&python, &package)?;
+    }
+    show(Command::new(&python).args(["-m", "pytest", "-q", "tests"]).args(&arguments.pytest).current_dir(&package))
+}
+
+/// Runs the tests on a cluster of one machine.
+pub fn run_ray(arguments: &RayArguments) -> Result<()> {
+    let python = python_with("venv-ray", RAY_REQUIREMENTS)?;
+    install(&python, &build_wheel()?)?;
+    let tests = ["-m", "pytest", "-q", "-p", "no:warnings", "tests_ray"];
+    let mut command = Command::new(&python);
+    command.args(tests).args(&arguments.pytest).current_dir(package());
+    // Ray would tell its makers that it was used.
+    show(command.env("RAY_USAGE_STATS_ENABLED", "0"))
+}
+
+/// The Python of the tests' environment, with the package built and installed.
+pub fn python_with_package() -> Result<PathBuf> {
+    installed(&build_wheel()?)
+}
+
+/// The folder of the package.
+fn package() -> PathBuf {
+    paths::root().join("crates").join("python")
+}
+
+/// Builds the wheel in the profile that examples and the README's first command are built in.
+fn build_wheel() -> Result<PathBuf> {
+    let python = python_with("venv-python", REQUIREMENTS)?;
+    let folder = paths::cache().join("wheels");
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    eprintln!("building the wheel");
+    let build = ["-m", "maturin", "build", "--quiet", "--release", "--out"];
+    let manifest = package().join("Cargo.toml");
+    call(Command::new(&python).args(build).arg(&folder).arg("--manifest-path").arg(manifest))?;
+    let mut wheels = fs::read_dir(&folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
+    wheels.retain(|path| path.extension().is_some_and(|extension| extension == "whl"));
+    wheels.pop().with_context(|| format!("maturin left no wheel in '{}'", folder.display()))
+}
+
+fn installed(wheel: &Path) -> Result<PathBuf> {
+    let python = python_with("venv-python", REQUIREMENTS)?;
+    install(&python, wheel)?;
+    Ok(python)
+}
+
+fn install(python: &Path, wheel: &Path) -> Result<()> {
+    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall"];
+    call(Command::new(python).args(install).arg(wheel))
+}
+
+/// A new environment, the wheel and numpy, and the script.
+fn run_tutorial(wheel: &Path) -> Result<()> {
+    let folder = paths::cache().join("venv-clean");
+    eprintln!("a clean environment: pip install {}, then a script", wheel.display());
+    call(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
+    let python = folder.join("bin").join("python");
+    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+    call(Command::new(&python).args(install).arg(wheel).arg("numpy"))?;
+    let model = paths::models().join("recsys190").join("recsys190.onnx");
+    show(Command::new(&python).args(["-c", TUTORIAL]).arg(model))
+}
+
+/// The stubs against the built module, and the package against itself.
+fn check_types(python: &Path, package: &Path) -> Result<()> {
+    let stubtest = ["-m", "mypy.stubtest", "precast._precast", "--ignore-missing-stub", "--concise"];
+    // Not in the folder of the package, whose sources have no native module beside them.
+    let tests = package.join("tests");
+    show(Command::new(python).args(stubtest).current_dir(&tests))?;
+    let mypy = ["-m", "mypy", "--package", "precast", "--config-file"];
+    show(Command::new(python).args(mypy).arg(package.join("pyproject.toml")).current_dir(&tests))
+}
+
+/// Runs a child process to its end and shows what it says.
+fn show(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    ensure!(status.success(), "{command:?}: {status}");
+    Ok(())
+}
