@@ -57,6 +57,9 @@ pub enum Error {
         /// What is wrong with it.
         source: FileError,
     },
+    /// A compiled model could not be read.
+    #[error("the compiled model is damaged or of another version: {0}")]
+    CompiledModel(String),
     /// A Session did not open or answer.
     #[error(transparent)]
     Session(#[from] SessionError),
@@ -90,6 +93,9 @@ pub enum Error {
     /// The request does not fit the model.
     #[error("{0}")]
     Request(String),
+    /// The model runs, but not as a Session: a `Runner` takes it.
+    #[error("{0}")]
+    NoSession(String),
     /// The configuration of a model folder could not be read.
     #[error(transparent)]
     Config(#[from] OpenError),
@@ -145,12 +151,14 @@ impl Error {
             // A full disk or a missing right is the caller's to mend; nothing is damaged.
             Error::Store(StoreError::Io { .. }) => ErrorKind::Usage,
             Error::Load(_) | Error::Store(_) | Error::ProgramFile { .. } => ErrorKind::Integrity,
+            Error::CompiledModel(_) => ErrorKind::Integrity,
             Error::Run(RunError::Buffer(_) | RunError::ForeignProgram) => ErrorKind::Usage,
             Error::Run(RunError::Step { .. }) => ErrorKind::Model,
             Error::Session(error) => session_kind(error),
             Error::Cache(_) => ErrorKind::Integrity,
             Error::Array { source: NpyError::TooLarge { .. }, .. } => ErrorKind::Limit,
             Error::Array { .. } | Error::Tensor(_) | Error::Io { .. } | Error::Request(_) => ErrorKind::Usage,
+            Error::NoSession(_) => ErrorKind::Usage,
             Error::Config(OpenError::Config(_)) | Error::Roles(_) => ErrorKind::Model,
             Error::Config(OpenError::Folder(error)) | Error::Folder(error) => folder_kind(error),
             Error::Tokenizer(TokenizerError::Folder(error)) => folder_kind(error),

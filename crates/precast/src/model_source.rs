@@ -102,7 +102,7 @@ impl ModelSource {
         let port = |input: crate::InputInfo| {
             let declared = self.import.shapes.get(&input.name).cloned().or(input.dims);
             let dims =
-                declared.ok_or_else(|| Error::Request(format!("input '{}' has no declared rank", input.name)))?;
+                declared.ok_or_else(|| Error::NoSession(format!("input '{}' has no declared rank", input.name)))?;
             let numbers = |dim: Dim| dim.substitute(&|symbol| self.import.dims.get(symbol.as_str()).cloned());
             let dims: Vec<Dim> = dims.into_iter().map(numbers).collect();
             Ok(SymbolicPort { name: input.name, ty: Type::new(input.dtype, dims) })
@@ -146,7 +146,7 @@ fn refuse_host_nodes(graph: &Graph) -> Result<(), Error> {
     let segments = cut_segments(graph)?;
     match segments.iter().find(|segment| matches!(segment, Segment::Host { .. })) {
         None => Ok(()),
-        Some(_) => Err(Error::Request(
+        Some(_) => Err(Error::NoSession(
             "the model has sizes or branches that only a run decides; it is not one Program".to_string(),
         )),
     }

@@ -9,7 +9,7 @@ use precast_cache::{KeyRecord, ProgramCache};
 use precast_ir::Graph;
 use precast_ir::eval::eval_graph;
 use precast_program::{Bucket, Device, DeviceRun, Target};
-use precast_tensor::Tensor;
+use precast_tensor::{DType, Tensor};
 
 use crate::bind::Bind;
 use crate::binding::Binding;
@@ -230,10 +230,19 @@ impl Session {
 
     /// Shapes of the outputs of a request with these inputs.
     pub fn output_shapes(&self, inputs: &[Argument<'_>]) -> Result<Vec<Vec<usize>>, SessionError> {
-        match self.inner.prepare(inputs)? {
-            Prepared::Bound(binding, ..) => Ok(binding.outputs.iter().map(|output| output.shape.clone()).collect()),
-            Prepared::Answered(tensors, _) => Ok(tensors.iter().map(|tensor| tensor.shape().to_vec()).collect()),
-        }
+        Ok(self.output_forms(inputs)?.into_iter().map(|(_, shape)| shape).collect())
+    }
+
+    /// Element types and shapes of the outputs of a request with these inputs.
+    pub fn output_forms(&self, inputs: &[Argument<'_>]) -> Result<Vec<(DType, Vec<usize>)>, SessionError> {
+        Ok(match self.inner.prepare(inputs)? {
+            Prepared::Bound(binding, ..) => {
+                binding.outputs.iter().map(|output| (output.dtype, output.shape.clone())).collect()
+            }
+            Prepared::Answered(tensors, _) => {
+                tensors.iter().map(|tensor| (tensor.dtype(), tensor.shape().to_vec())).collect()
+            }
+        })
     }
 
     /// Queues a request that a thread of the Session runs.
