@@ -24,6 +24,7 @@ mod models;
 mod onnxruntime;
 mod opened;
 mod openvino;
+mod ort_ep;
 mod paths;
 mod pcg64;
 mod peak;
@@ -73,6 +74,8 @@ enum Command {
     GpuSuite(gpu_suite::GpuSuiteArguments),
     /// Compile every kernel of every model for AMD, without an AMD machine.
     HipCheck(hip_check::HipCheckArguments),
+    /// Check the plugin provider on stock onnxruntimes, or pack it as a wheel.
+    OrtEp(ort_ep::OrtEpArguments),
     /// Run every test of the project.
     Test(test::TestArguments),
     /// Use a cache as told; started by `torture cache`.
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         Command::GpuBundle(arguments) => gpu_bundle::run(&arguments),
         Command::GpuSuite(arguments) => gpu_suite::run(&arguments),
         Command::HipCheck(arguments) => hip_check::run(&arguments),
+        Command::OrtEp(arguments) => ort_ep::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
         Command::TortureChild { task } => torture::cache_child::serve(&task),
         Command::Worker => worker::serve(),

@@ -65,7 +65,7 @@ opaque! {
 }
 
 /// What an entry of a table is before its type is known.
-type Slot = *const c_void;
+pub type Slot = *const c_void;
 
 /// `OrtErrorCode`: the ones that are given here.
 pub mod error_code {
@@ -138,14 +138,17 @@ pub struct OrtApiBase {
     pub get_version_string: unsafe extern "C" fn() -> *const c_char,
 }
 
-/// Declares a table that the runtime gives: `slot function(arguments) -> result`.
+/// Declares a table that the runtime gives: `slot function(arguments) -> result`. Exported for the program that measures,
+/// which is a client of the runtime and uses other slots.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! given_table {
     ($(#[$doc:meta])* $name:ident {
         $($(#[$function_doc:meta])* $slot:literal $function:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*
     }) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
-        pub struct $name(*const Slot);
+        pub struct $name(*const $crate::abi::Slot);
 
         // SAFETY: the runtime never writes its tables once they are given, and they stay for its life.
         unsafe impl Send for $name {}
@@ -160,7 +163,7 @@ macro_rules! given_table {
             ///
             /// # Safety
             /// It is the runtime's table of a version that has every slot declared here.
-            pub unsafe fn new(address: *const c_void) -> $name {
+            pub unsafe fn new(address: *const std::ffi::c_void) -> $name {
                 $name(address.cast())
             }
 
@@ -175,7 +178,7 @@ macro_rules! given_table {
                     // SAFETY: `new` was promised that the table has this slot.
                     let slot = unsafe { *self.0.add($slot) };
                     // SAFETY: a slot of this number holds a function of this type in every version.
-                    let function = unsafe { std::mem::transmute::<Slot, Function>(slot) };
+                    let function = unsafe { std::mem::transmute::<$crate::abi::Slot, Function>(slot) };
                     // SAFETY: the caller keeps the function's own rules.
                     unsafe { function($($argument),*) }
                 }

@@ -136,11 +136,16 @@ impl RunMemory for KernelMemory<'_> {
         for (&place, ty) in places.iter().zip(types) {
             spans.push(Span { start: self.output(place, ty)?, bytes: ty.bytes });
         }
-        check_apart(&spans)?;
-        let copies = copies_of_overwritten(&self.inputs, &spans);
+        let copies = copies_of_overwritten(&self.inputs, &WrittenRanges::new(&spans)?);
         let inputs = with_copies(&self.inputs, &copies);
+        let inputs = inputs.as_deref().unwrap_or(&self.inputs);
         let mut outputs: Vec<&mut [u8]> = spans.iter().map(Span::bytes_mut).collect();
-        write(inputs.as_deref().unwrap_or(&self.inputs), &mut outputs)
+        let is_aligned = types.iter().zip(&spans).all(|(ty, span)| span.start.addr() % ty.dtype.size_bytes() == 0);
+        if is_aligned {
+            write(inputs, &mut outputs)
+        } else {
+            write_through(&mut outputs, |staged| write(inputs, staged))
+        }
     }
 }
 
@@ -166,30 +171,55 @@ impl Span {
     }
 }
 
-/// A caller may have bound two outputs to one buffer.
-fn check_apart(spans: &[Span]) -> Result<(), EpError> {
-    let mut ranges: Vec<(usize, usize)> = spans.iter().filter(|span| span.bytes > 0).map(Span::range).collect();
-    ranges.sort_unstable();
-    match ranges.windows(2).any(|pair| pair[0].1 > pair[1].0) {
-        true => Err(EpError::other("two outputs are bound to the same memory")),
-        false => Ok(()),
+/// Writes into aligned memory, and copies it to where a caller has bound outputs otherwise.
+fn write_through<T>(
+    outputs: &mut [&mut [u8]],
+    write: impl FnOnce(&mut [&mut [u8]]) -> Result<T, EpError>,
+) -> Result<T, EpError> {
+    let words = |output: &&mut [u8]| vec![0u64; output.len().div_ceil(size_of::<u64>())];
+    let mut staged: Vec<Vec<u64>> = outputs.iter().map(words).collect();
+    let bytes = staged.iter_mut().zip(outputs.iter());
+    let mut slices: Vec<&mut [u8]> =
+        bytes.map(|(words, output)| &mut bytemuck::cast_slice_mut(&mut words[..])[..output.len()]).collect();
+    let written = write(&mut slices)?;
+    for (output, staged) in outputs.iter_mut().zip(&staged) {
+        let bytes = output.len();
+        output.copy_from_slice(&bytemuck::cast_slice(staged)[..bytes]);
+    }
+    Ok(written)
+}
+
+/// Addresses that outputs are written to, in order and apart.
+struct WrittenRanges(Vec<(usize, usize)>);
+
+impl WrittenRanges {
+    /// Refuses outputs that lie in one place: a caller may have bound two to one buffer.
+    fn new(spans: &[Span]) -> Result<WrittenRanges, EpError> {
+        let mut ranges: Vec<(usize, usize)> = spans.iter().filter(|span| span.bytes > 0).map(Span::range).collect();
+        ranges.sort_unstable();
+        match ranges.windows(2).any(|pair| pair[0].1 > pair[1].0) {
+            true => Err(EpError::other("two outputs are bound to the same memory")),
+            false => Ok(WrittenRanges(ranges)),
+        }
+    }
+
+    /// Whether some of these bytes are written.
+    fn overlap(&self, bytes: &[u8]) -> bool {
+        let start = bytes.as_ptr().addr();
+        let first = self.0.partition_point(|&(_, end)| end <= start);
+        !bytes.is_empty() && self.0.get(first).is_some_and(|&(from, _)| from < start + bytes.len())
     }
 }
 
 /// Inputs that an output is written over, copied: a caller may have bound both to one buffer.
-fn copies_of_overwritten(inputs: &[Argument<'_>], spans: &[Span]) -> Vec<(usize, Vec<u64>)> {
-    let mut copies = Vec::new();
-    for (place, input) in inputs.iter().enumerate() {
-        let start = input.bytes.as_ptr().addr();
-        let end = start + input.bytes.len();
-        let is_written = spans.iter().map(Span::range).any(|(from, to)| from < end && start < to);
-        if is_written && !input.bytes.is_empty() {
-            let mut copy = vec![0u64; input.bytes.len().div_ceil(size_of::<u64>())];
-            bytemuck::cast_slice_mut(&mut copy)[..input.bytes.len()].copy_from_slice(input.bytes);
-            copies.push((place, copy));
-        }
-    }
-    copies
+fn copies_of_overwritten(inputs: &[Argument<'_>], written: &WrittenRanges) -> Vec<(usize, Vec<u64>)> {
+    let overwritten = inputs.iter().enumerate().filter(|(_, input)| written.overlap(input.bytes));
+    let copy = |(place, input): (usize, &Argument<'_>)| {
+        let mut copy = vec![0u64; input.bytes.len().div_ceil(size_of::<u64>())];
+        bytemuck::cast_slice_mut(&mut copy)[..input.bytes.len()].copy_from_slice(input.bytes);
+        (place, copy)
+    };
+    overwritten.map(copy).collect()
 }
 
 /// The inputs with copies in the place of those that were copied; none where nothing was.
@@ -228,4 +258,44 @@ fn read_input<'a>(runtime: Runtime, context: *mut OrtKernelContext, place: usize
     let data = runtime.get(std::ptr::null(), |data| unsafe { api.get_tensor_data(value, data) })?;
     // SAFETY: a tensor has the bytes that its type says, and nobody writes an input before the run ends.
     Ok(Argument { dtype, shape, bytes: unsafe { bytes_at(data, bytes) } })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    fn spans(memory: &mut [u8], ranges: &[(usize, usize)]) -> Vec<Span> {
+        let start = memory.as_mut_ptr();
+        ranges.iter().map(|&(from, bytes)| Span { start: start.wrapping_add(from), bytes }).collect()
+    }
+
+    #[test]
+    fn what_is_written_over_is_found_and_nothing_else_is() {
+        let mut memory = vec![0; 64];
+        let written = WrittenRanges::new(&spans(&mut memory, &[(32, 8), (8, 8), (50, 0)])).unwrap();
+        let overlap = |from: usize, to: usize| written.overlap(&memory[from..to]);
+        assert!(overlap(0, 9) && overlap(15, 16) && overlap(10, 12) && overlap(0, 64) && overlap(39, 64));
+        assert!(!overlap(0, 8) && !overlap(16, 32) && !overlap(40, 64) && !overlap(33, 33));
+    }
+
+    #[test]
+    fn outputs_in_one_place_are_refused() {
+        let mut memory = vec![0; 64];
+        assert!(WrittenRanges::new(&spans(&mut memory, &[(0, 8), (8, 8)])).is_ok());
+        assert!(WrittenRanges::new(&spans(&mut memory, &[(4, 8), (0, 5)])).is_err());
+    }
+
+    #[test]
+    fn copies_take_the_place_of_what_is_overwritten() {
+        let mut memory = vec![7; 16];
+        let written = WrittenRanges::new(&spans(&mut memory, &[(8, 8)])).unwrap();
+        let argument = |bytes| Argument { dtype: DType::U8, shape: &[8], bytes };
+        let inputs = [argument(&memory[..8]), argument(&memory[8..])];
+        let copies = copies_of_overwritten(&inputs, &written);
+        let replaced = with_copies(&inputs, &copies).unwrap();
+        assert_eq!(replaced[0].bytes.as_ptr(), memory.as_ptr());
+        assert_ne!(replaced[1].bytes.as_ptr(), memory[8..].as_ptr());
+        assert_eq!(replaced[1].bytes, [7; 8]);
+    }
 }

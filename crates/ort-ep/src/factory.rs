@@ -1,15 +1,17 @@
 //! The factory: one for each runtime that registers the library. It offers the provider on the CPU's device, where inputs
 //! and outputs are the host's memory; which device computes is an option of the session.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 use std::ptr::{null, null_mut};
+
+use precast::{CompiledFit, CompiledModel};
 
 use crate::abi::{
     HARDWARE_CPU, OrtDataTransferImpl, OrtEp, OrtEpDevice, OrtEpFactory, OrtHardwareDevice, OrtKeyValuePairs,
-    OrtLogger, OrtSessionOptions, OrtStatus,
+    OrtLogger, OrtSessionOptions, OrtStatus, compatibility,
 };
 use crate::provider::Provider;
-use crate::runtime::{Log, Runtime};
+use crate::runtime::{Log, Runtime, text_at};
 
 /// Name of the provider in every runtime.
 pub(crate) const NAME: &CStr = c"PrecastExecutionProvider";
@@ -39,7 +41,7 @@ impl Factory {
             release_ep: Some(release_ep),
             get_vendor_id: Some(get_vendor_id),
             get_version: Some(get_version),
-            validate_compatibility: None,
+            validate_compatibility: Some(validate_compatibility),
             unused_9_and_10: [None; 2],
             create_data_transfer: Some(create_data_transfer),
             unused_12_to_20: [None; 9],
@@ -152,6 +154,29 @@ unsafe extern "C" fn release_ep(factory: *mut OrtEpFactory, ep: *mut OrtEp) {
         Ok(())
     });
     let _ = runtime.check(status);
+}
+
+/// How well a model that was saved compiled fits this machine, by what it says that it was compiled for.
+unsafe extern "C" fn validate_compatibility(
+    factory: *mut OrtEpFactory,
+    _devices: *const *const OrtHardwareDevice,
+    _device_count: usize,
+    compiled_for: *const c_char,
+    fit: *mut c_int,
+) -> *mut OrtStatus {
+    // SAFETY: the runtime hands back its own factory.
+    let runtime = unsafe { Factory::of(factory) }.runtime;
+    runtime.guard("ValidateCompiledModelCompatibilityInfo", || {
+        // SAFETY: the text ends in a zero.
+        let found = match CompiledModel::fit(&unsafe { text_at(compiled_for) }) {
+            CompiledFit::Optimal => compatibility::OPTIMAL,
+            CompiledFit::Recompile => compatibility::PREFER_RECOMPILATION,
+            CompiledFit::Unsupported => compatibility::UNSUPPORTED,
+        };
+        // SAFETY: the place is ours to write.
+        unsafe { *fit = found };
+        Ok(())
+    })
 }
 
 /// Nothing moves between devices: the runtime needs the function, and takes null.

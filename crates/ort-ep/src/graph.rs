@@ -77,13 +77,57 @@ pub(crate) fn read_model(runtime: Runtime, graph: *const OrtGraph, keep: &Keep<'
     let api = runtime.api;
     // SAFETY: the graph lives.
     let ir_version = runtime.get(0, |version| unsafe { api.graph_get_onnx_ir_version(graph, version) })?;
+    let mut reader = GraphReader { runtime, keep, captured: BTreeMap::new() };
+    let mut message = reader.read_graph(graph)?;
+    for (name, tensor) in reader.captured {
+        if !message.initializer.iter().any(|known| known.name == name) {
+            message.initializer.push(tensor);
+        }
+    }
+    check_captures(runtime, &message)?;
     Ok(ModelProto {
         ir_version,
         producer_name: "onnxruntime".to_string(),
         opset_import: operator_sets(runtime, graph)?,
-        graph: Some(read_graph(runtime, graph, keep)?),
+        graph: Some(message),
         ..ModelProto::default()
     })
+}
+
+/// The first version of the runtime that hands to a fused node what only bodies of its nodes read.
+const CAPTURES_VERSION_MIN: u32 = 27;
+
+/// Refuses a graph of which an older runtime would not hand over an input.
+fn check_captures(runtime: Runtime, graph: &GraphProto) -> Result<(), EpError> {
+    if runtime.version >= CAPTURES_VERSION_MIN {
+        return Ok(());
+    }
+    let is_read = |name: &String| graph.node.iter().any(|node| node.input.contains(name));
+    let bodies = || graph.node.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.g.as_deref());
+    let lost = graph.input.iter().find(|input| !is_read(&input.name) && bodies().any(|body| reads(body, &input.name)));
+    match lost {
+        None => Ok(()),
+        Some(input) => Err(EpError::other(format!(
+            "input '{}' is read by bodies of nodes alone, which onnxruntime before 1.{CAPTURES_VERSION_MIN} does not hand over",
+            input.name
+        ))),
+    }
+}
+
+/// Whether a body, or one inside it, reads a name from outside.
+fn reads(body: &GraphProto, name: &str) -> bool {
+    body.node.iter().any(|node| {
+        let mut inner = node.attribute.iter().filter_map(|attribute| attribute.g.as_deref());
+        node.input.iter().any(|input| input == name) || inner.any(|body| reads(body, name))
+    })
+}
+
+/// Reads a graph and the bodies of its nodes.
+struct GraphReader<'a> {
+    runtime: Runtime,
+    keep: &'a Keep<'a>,
+    /// Constants that bodies read from graphs around them, by name.
+    captured: BTreeMap<String, TensorProto>,
 }
 
 fn operator_sets(runtime: Runtime, graph: *const OrtGraph) -> Result<Vec<OperatorSetIdProto>, EpError> {
@@ -101,36 +145,73 @@ fn operator_sets(runtime: Runtime, graph: *const OrtGraph) -> Result<Vec<Operato
     Ok(domains.into_iter().zip(versions).map(set).collect())
 }
 
-fn read_graph(runtime: Runtime, graph: *const OrtGraph, keep: &Keep<'_>) -> Result<GraphProto, EpError> {
-    let api = runtime.api;
-    let mut initializer = Vec::new();
-    for value in initializers(runtime, graph)? {
-        // What a caller may give another value for is an input: the runtime hands it to every run.
-        // SAFETY: values of a graph live as long as it.
-        let is_constant = runtime.get(false, |is| unsafe { api.value_info_is_constant_initializer(value, is) })?;
-        if is_constant {
-            initializer.push(read_initializer(runtime, value, keep)?);
+impl GraphReader<'_> {
+    fn read_graph(&mut self, graph: *const OrtGraph) -> Result<GraphProto, EpError> {
+        let (runtime, api) = (self.runtime, self.runtime.api);
+        let mut initializer = Vec::new();
+        for value in initializers(runtime, graph)? {
+            // What a caller may give another value for is an input: the runtime hands it to every run.
+            if is_constant(runtime, value)? {
+                initializer.push(read_initializer(runtime, value, self.keep)?);
+            }
         }
+        let named = |values: Vec<*const OrtValueInfo>| {
+            values.into_iter().map(|value| value_message(runtime, value)).collect::<Result<Vec<_>, EpError>>()
+        };
+        let mut input = named(graph_inputs(runtime, graph)?)?;
+        input.retain(|input| !initializer.iter().any(|tensor| tensor.name == input.name));
+        let nodes = graph_nodes(runtime, graph)?;
+        Ok(GraphProto {
+            // SAFETY: the graph lives.
+            name: runtime.text(|name| unsafe { api.graph_get_name(graph, name) })?,
+            input,
+            output: named(graph_outputs(runtime, graph)?)?,
+            node: nodes.into_iter().map(|node| self.read_node(node)).collect::<Result<_, _>>()?,
+            initializer,
+            ..GraphProto::default()
+        })
     }
-    let named = |values: Vec<*const OrtValueInfo>| {
-        values.into_iter().map(|value| value_message(runtime, value)).collect::<Result<Vec<_>, EpError>>()
-    };
-    let mut input = named(graph_inputs(runtime, graph)?)?;
-    input.retain(|input| !initializer.iter().any(|tensor| tensor.name == input.name));
-    let nodes = graph_nodes(runtime, graph)?;
-    Ok(GraphProto {
-        // SAFETY: the graph lives.
-        name: runtime.text(|name| unsafe { api.graph_get_name(graph, name) })?,
-        input,
-        output: named(graph_outputs(runtime, graph)?)?,
-        node: nodes.into_iter().map(|node| read_node(runtime, node, keep)).collect::<Result<_, _>>()?,
-        initializer,
-        ..GraphProto::default()
-    })
+
+    fn read_node(&mut self, node: *const OrtNode) -> Result<NodeProto, EpError> {
+        let mut message = read_node_head(self.runtime, node)?;
+        message.input = node_inputs(self.runtime, node)?;
+        message.output = node_outputs(self.runtime, node)?;
+        for (name, body) in bodies(self.runtime, node)? {
+            let graph = self.read_graph(body)?;
+            self.capture_constants(body, &graph)?;
+            message.attribute.push(AttributeProto {
+                name,
+                r#type: Some(AttributeType::Graph as i32),
+                g: Some(Box::new(graph)),
+                ..AttributeProto::default()
+            });
+        }
+        Ok(message)
+    }
+
+    /// Graphs do not list constants that only bodies inside them read; those are found through the nodes that read them.
+    fn capture_constants(&mut self, body: *const OrtGraph, message: &GraphProto) -> Result<(), EpError> {
+        for node in graph_nodes(self.runtime, body)? {
+            for value in node_input_values(self.runtime, node)?.into_iter().filter(|value| !value.is_null()) {
+                let name = value_name(self.runtime, value)?;
+                let is_own = message.initializer.iter().any(|tensor| tensor.name == name);
+                if is_own || self.captured.contains_key(&name) || !is_constant(self.runtime, value)? {
+                    continue;
+                }
+                let tensor = read_initializer(self.runtime, value, self.keep)?;
+                self.captured.insert(name, tensor);
+            }
+        }
+        Ok(())
+    }
 }
 
-/// Inputs of a graph.
-pub(crate) fn graph_inputs(runtime: Runtime, graph: *const OrtGraph) -> Result<Vec<*const OrtValueInfo>, EpError> {
+fn is_constant(runtime: Runtime, value: *const OrtValueInfo) -> Result<bool, EpError> {
+    // SAFETY: values of a graph live as long as it.
+    runtime.get(false, |is| unsafe { runtime.api.value_info_is_constant_initializer(value, is) })
+}
+
+fn graph_inputs(runtime: Runtime, graph: *const OrtGraph) -> Result<Vec<*const OrtValueInfo>, EpError> {
     // SAFETY: the graph lives, and the list has room for as many as are said.
     runtime.list(
         |count| unsafe { runtime.api.graph_get_num_inputs(graph, count) },
@@ -163,13 +244,17 @@ pub(crate) fn graph_nodes(runtime: Runtime, graph: *const OrtGraph) -> Result<Ve
     )
 }
 
-/// Names of a node's inputs; empty where one is left out.
-pub(crate) fn node_inputs(runtime: Runtime, node: *const OrtNode) -> Result<Vec<String>, EpError> {
+fn node_input_values(runtime: Runtime, node: *const OrtNode) -> Result<Vec<*const OrtValueInfo>, EpError> {
     // SAFETY: the node lives, and the list has room for as many as are said.
-    let values = runtime.list(
+    runtime.list(
         |count| unsafe { runtime.api.node_get_num_inputs(node, count) },
         |items, count| unsafe { runtime.api.node_get_inputs(node, items, count) },
-    )?;
+    )
+}
+
+/// Names of a node's inputs; empty where one is left out.
+pub(crate) fn node_inputs(runtime: Runtime, node: *const OrtNode) -> Result<Vec<String>, EpError> {
+    let values = node_input_values(runtime, node)?;
     values.into_iter().map(|value| value_name(runtime, value)).collect()
 }
 
@@ -210,21 +295,6 @@ pub(crate) fn read_node_head(runtime: Runtime, node: *const OrtNode) -> Result<N
         attribute: attributes.filter_map(Result::transpose).collect::<Result<_, _>>()?,
         ..NodeProto::default()
     })
-}
-
-fn read_node(runtime: Runtime, node: *const OrtNode, keep: &Keep<'_>) -> Result<NodeProto, EpError> {
-    let mut message = read_node_head(runtime, node)?;
-    message.input = node_inputs(runtime, node)?;
-    message.output = node_outputs(runtime, node)?;
-    for (name, body) in bodies(runtime, node)? {
-        message.attribute.push(AttributeProto {
-            name,
-            r#type: Some(AttributeType::Graph as i32),
-            g: Some(Box::new(read_graph(runtime, body, keep)?)),
-            ..AttributeProto::default()
-        });
-    }
-    Ok(message)
 }
 
 /// Bodies of a node, by the attributes that hold them.

@@ -5,6 +5,8 @@
 
 pub mod abi;
 mod attributes;
+#[cfg(test)]
+mod callback_tests;
 mod compute;
 mod context_node;
 mod engine;

@@ -35,6 +35,8 @@ pub(crate) struct Provider {
     /// How models are opened, or why none is.
     setup: Result<Setup, String>,
     judged: Mutex<Option<Judged>>,
+    /// Why a graph that was taken all the same cannot be compiled.
+    refusal: Mutex<Option<String>>,
     /// What the last compiled model that was saved depends on.
     compiled_for: Mutex<CString>,
 }
@@ -84,8 +86,8 @@ impl Provider {
             is_concurrent_run_supported: Some(is_concurrent_run_supported),
             unused_15_to_25: [None; 11],
         };
-        let (judged, compiled_for) = (Mutex::default(), Mutex::default());
-        Ok(Box::into_raw(Box::new(Provider { table, log, setup, judged, compiled_for })).cast())
+        let (judged, refusal, compiled_for) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Box::into_raw(Box::new(Provider { table, log, setup, judged, refusal, compiled_for })).cast())
     }
 
     /// Ends a provider.
@@ -142,7 +144,9 @@ impl Provider {
     /// Whether a graph is taken. One that cannot be compiled is, where the user should be told by an error.
     fn takes_whole(&self, graph: *const OrtGraph, nodes: usize) -> Result<bool, EpError> {
         let Ok(setup) = &self.setup else { return Ok(true) };
-        let Err(reason) = self.judge(graph)? else { return Ok(true) };
+        let verdict = self.judge(graph)?;
+        *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = verdict.clone().err();
+        let Err(reason) = verdict else { return Ok(true) };
         if let Some(report) = &setup.options.report {
             write_report(report, &reason)?;
         }
@@ -191,7 +195,7 @@ impl Provider {
             let engine = Engine::of_compiled(&compiled, &setup.options.open)?;
             return Ok((self.computation(engine, fused)?, null_mut()));
         }
-        if let Err(reason) = self.judge(graph)? {
+        if let Some(reason) = &*self.refusal.lock().unwrap_or_else(PoisonError::into_inner) {
             return Err(EpError::other(reason));
         }
         let source = ModelSource::of(runtime, graph)?;

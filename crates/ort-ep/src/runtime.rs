@@ -105,6 +105,11 @@ impl Runtime {
 
     /// Runs the body of a callback. Neither an error nor a panic leaves it otherwise than as a status.
     pub(crate) fn guard(self, place: &str, body: impl FnOnce() -> Result<(), EpError>) -> *mut OrtStatus {
+        let body = || {
+            #[cfg(test)]
+            crate::callback_tests::strike(place);
+            body()
+        };
         match catch_unwind(AssertUnwindSafe(body)) {
             Ok(Ok(())) => null_mut(),
             Ok(Err(error)) => status(self.api, error_code::FAIL, &error.to_string()),

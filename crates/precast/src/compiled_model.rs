@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use precast_cache::{CacheOptions, Compiled, KeyRecord, ProgramCache};
+use precast_cpu::CpuTarget;
 use precast_ir::Graph;
-use precast_program::{ArtifactStore, Bucket, TargetDescription, decode, encode};
+use precast_program::{ArtifactStore, Bucket, Target, TargetDescription, decode, encode};
 use precast_session::{BucketPolicy, DimOptions, GraphSource, Interface, Readiness, Session, SessionError, Startup};
 use precast_tensor::{DType, Digest, Tensor};
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::open_device::open_device;
 use crate::open_session::{Form, ModelSession, OpenOptions};
+use crate::runner::RunnerOptions;
 
 /// First bytes.
 const MAGIC: [u8; 8] = *b"PRECASTC";
@@ -56,6 +58,17 @@ struct StoredConstant {
     bytes: u64,
 }
 
+/// How well a compiled model fits the machine that is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompiledFit {
+    /// It was compiled for a machine like this one.
+    Optimal,
+    /// It runs; compiled again it would use this machine better.
+    Recompile,
+    /// It does not run.
+    Unsupported,
+}
+
 /// A model as it was compiled.
 pub struct CompiledModel {
     bytes: Bytes,
@@ -83,8 +96,10 @@ impl CompiledModel {
         let mut constants: BTreeMap<Digest, Tensor> = BTreeMap::new();
         let mut programs = Vec::new();
         for record in &records {
-            let missing = |miss| Error::Request(format!("the Program of {} is not there: {miss}", record.bucket));
-            let program = cache.probe(record).map_err(missing)?;
+            // A Program serves before it is published; whoever asks for it then waits for that.
+            let missing = || Error::Request(format!("the Program of {} is not there", record.bucket));
+            let fetched = cache.get_or(record, || Err::<Compiled, _>(NotCompiled)).map_err(|_| missing())?;
+            let program = fetched.program;
             for constant in &program.constants {
                 let unknown = |_| Error::Request(format!("the Program names the digest '{}'", constant.digest));
                 let digest: Digest = constant.digest.parse().map_err(unknown)?;
@@ -154,6 +169,23 @@ impl CompiledModel {
         Ok(describe(&self.index()?.0))
     }
 
+    /// How well a compiled model of this description fits. What a GPU is, is seen when the model is opened on it.
+    pub fn fit(description: &str) -> CompiledFit {
+        let Some((machine, compiler)) = description.split_once(" by ") else { return CompiledFit::Unsupported };
+        let Some(target) = TargetDescription::parse(machine) else { return CompiledFit::Unsupported };
+        if compiler != precast_program::program::BUILD {
+            return CompiledFit::Unsupported;
+        }
+        let RunnerOptions { isa, threads, passes, .. } = RunnerOptions::default();
+        let here = CpuTarget::new(isa, threads, passes).description().clone();
+        match target.kind == here.kind {
+            false => CompiledFit::Optimal,
+            true if target.features != here.features => CompiledFit::Unsupported,
+            true if target.threads != here.threads => CompiledFit::Recompile,
+            true => CompiledFit::Optimal,
+        }
+    }
+
     /// The beginning of its digest, for names of files.
     pub fn short_digest(&self) -> String {
         let digest = &self.bytes[self.bytes.len() - size_of::<Digest>()..];
@@ -203,6 +235,9 @@ impl CompiledModel {
         Ok(())
     }
 }
+
+/// Why a Program that a Session should have is not there.
+struct NotCompiled;
 
 /// The Graph of a compiled model: there is none.
 struct NoGraph {

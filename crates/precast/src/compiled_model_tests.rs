@@ -69,3 +69,19 @@ fn a_changed_or_missing_byte_is_found() {
         assert!(CompiledModel::from_bytes(bytes[..length].to_vec().into()).is_err(), "{length} bytes");
     }
 }
+
+#[test]
+fn a_compiled_model_says_what_it_fits() {
+    let description = compiled("2").unwrap().description().unwrap();
+    assert_eq!(CompiledModel::fit(&description), CompiledFit::Optimal);
+    let (machine, compiler) = description.split_once(" by ").unwrap();
+    let target = TargetDescription::parse(machine).unwrap();
+    let fit =
+        |target: &TargetDescription, compiler: &str| CompiledModel::fit(&format!("{} by {compiler}", target.machine()));
+    let threads = target.threads + 1;
+    assert_eq!(fit(&TargetDescription { threads, ..target.clone() }, compiler), CompiledFit::Recompile);
+    let features = "abacus".to_string();
+    assert_eq!(fit(&TargetDescription { features, ..target.clone() }, compiler), CompiledFit::Unsupported);
+    assert_eq!(fit(&target, "precast 0.0.0"), CompiledFit::Unsupported);
+    assert_eq!(CompiledModel::fit("something else"), CompiledFit::Unsupported);
+}

@@ -40,7 +40,7 @@ mod value;
 mod verify;
 
 pub use compare::{Difference, Tolerance, compare, relative_error};
-pub use compiled_model::CompiledModel;
+pub use compiled_model::{CompiledFit, CompiledModel};
 pub use dim_bind::{DimBind, DimBinds};
 pub use error::{Error, ErrorKind};
 pub use folder_store::FolderStore;
