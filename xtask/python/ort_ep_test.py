@@ -16,6 +16,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import numpy as np
 import onnxruntime as ort
+from onnxruntime.capi import _pybind_state
 
 LIBRARY, MODELS, WORK = (os.path.abspath(path) for path in sys.argv[1:4])
 NAME = "PrecastExecutionProvider"
@@ -121,7 +122,7 @@ def test_attributes_of_every_kind_and_bodies_of_nodes():
 
 
 def test_element_types_keep_their_layout():
-    for count in (1, 5):
+    for count in (1, 5, 0):
         feed = {
             "i": np.arange(count, dtype=np.int64),
             "b": np.arange(count) % 2 == 0,
@@ -293,6 +294,12 @@ def test_10_compiled_models_come_back_embedded_and_beside():
         session = open_session(target)
         for count in (1, 2, 4, 9):
             compare(session.run(None, rows(count)), cpu(path("mlp")).run(None, rows(count)))
+        compiled_for = session.get_modelmeta().custom_metadata_map[f"ep_compatibility_info.{NAME}"]
+        assert " by precast " in compiled_for, compiled_for
+        fit = _pybind_state.get_model_compatibility_for_ep_devices(devices(), compiled_for)
+        assert str(fit).endswith("EP_SUPPORTED_OPTIMAL"), fit
+        other = _pybind_state.get_model_compatibility_for_ep_devices(devices(), compiled_for + "0")
+        assert str(other).endswith("EP_UNSUPPORTED"), other
         if embed == "0":
             os.chmod(os.path.join(folder, others[0]), 0o666)
             text = error_of(lambda: open_session(target, strict_runtime=False))

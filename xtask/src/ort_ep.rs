@@ -70,10 +70,11 @@ pub fn run(arguments: &OrtEpArguments) -> Result<()> {
     generate(&library, work.path())
 }
 
-/// The plugin, built as it is shipped.
+/// The plugin. It is built beside this program, whose features its parts then have, so that they are compiled once.
 pub fn build_library() -> Result<PathBuf> {
-    let arguments = ["build", "--quiet", "--release", "--package", "precast-ort-ep", "--message-format=json"];
-    let output = Command::new("cargo").args(arguments).current_dir(paths::root()).output()?;
+    let mut command = Command::new("cargo");
+    command.args(["build", "--quiet", "--release", "--package", "xtask", "--package", "precast-ort-ep"]);
+    let output = command.arg("--message-format=json").current_dir(paths::root()).output()?;
     ensure!(output.status.success(), "the plugin does not build:\n{}", String::from_utf8_lossy(&output.stderr));
     let lines = String::from_utf8_lossy(&output.stdout).into_owned();
     let messages = lines.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());

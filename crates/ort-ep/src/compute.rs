@@ -163,7 +163,8 @@ impl Span {
 
     fn bytes_mut<'a>(&self) -> &'a mut [u8] {
         if self.bytes == 0 {
-            return &mut [];
+            // Aligned for every element type, as bytes that exist are.
+            return bytemuck::cast_slice_mut::<u64, u8>(&mut []);
         }
         // SAFETY: the runtime made room for the output's type, which was compared; outputs were found to lie apart and
         // no input that is still read lies there. Nobody else writes it until the run ends.

@@ -175,13 +175,13 @@ pub(crate) fn c_text(text: &str) -> CString {
     CString::new(until_zero).unwrap_or_default()
 }
 
-/// The bytes at an address; none where there are none, whatever the address.
+/// The bytes at an address; none where there are none, whatever the address, and aligned for every element type.
 ///
 /// # Safety
 /// `bytes` bytes at the address can be read for all of `'a`.
 pub(crate) unsafe fn bytes_at<'a>(address: *const c_void, bytes: usize) -> &'a [u8] {
     if bytes == 0 {
-        return &[];
+        return bytemuck::cast_slice::<u64, u8>(&[]);
     }
     // SAFETY: the caller says so.
     unsafe { std::slice::from_raw_parts(address.cast(), bytes) }
