@@ -26,7 +26,7 @@ pub(crate) struct Computation {
 
 impl Computation {
     /// A computation that the runtime owns until `release`.
-    pub(crate) fn new(
+    pub(crate) fn create(
         runtime: Runtime,
         engine: Engine,
         inputs: Vec<usize>,
@@ -44,7 +44,7 @@ impl Computation {
     /// Ends a computation.
     ///
     /// # Safety
-    /// It came from `new` and is not used again.
+    /// It came from `create` and is not used again.
     pub(crate) unsafe fn release(info: *mut OrtNodeComputeInfo) {
         if !info.is_null() {
             // SAFETY: the caller says so.
@@ -250,10 +250,12 @@ fn read_input<'a>(runtime: Runtime, context: *mut OrtKernelContext, place: usize
     runtime.check(unsafe { api.get_tensor_type_and_shape(value, &mut element, &mut sizes, &mut rank) })?;
     let dtype = dtype_from_number(element.into())
         .ok_or_else(|| EpError::other(format!("input {place} has elements of kind {element}")))?;
-    // SAFETY: there are as many sizes, which live as long as the value; sizes of tensors that exist are not negative, so
-    // they are the same bits as unsigned numbers.
-    let shape: &[usize] =
-        if rank == 0 { &[] } else { unsafe { std::slice::from_raw_parts(sizes.cast::<usize>(), rank) } };
+    let shape: &[usize] = match rank {
+        0 => &[],
+        // SAFETY: there are as many sizes, which live as long as the value; sizes of tensors that exist are not negative,
+        // so they are the same bits as unsigned numbers.
+        _ => unsafe { std::slice::from_raw_parts(sizes.cast::<usize>(), rank) },
+    };
     let bytes = shape.iter().product::<usize>() * dtype.size_bytes();
     // SAFETY: the value is a tensor that lives until the run ends.
     let data = runtime.get(std::ptr::null(), |data| unsafe { api.get_tensor_data(value, data) })?;

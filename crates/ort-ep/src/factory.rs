@@ -31,7 +31,7 @@ pub(crate) struct Factory {
 
 impl Factory {
     /// A factory that the runtime owns until `release`.
-    pub(crate) fn new(runtime: Runtime) -> *mut OrtEpFactory {
+    pub(crate) fn create(runtime: Runtime) -> *mut OrtEpFactory {
         let table = OrtEpFactory {
             version: runtime.version,
             get_name: Some(get_name),
@@ -52,7 +52,7 @@ impl Factory {
     /// Ends a factory.
     ///
     /// # Safety
-    /// It came from `new` and is not used again.
+    /// It came from `create` and is not used again.
     pub(crate) unsafe fn release(factory: *mut OrtEpFactory) -> *mut OrtStatus {
         if factory.is_null() {
             return null_mut();
@@ -137,7 +137,7 @@ unsafe extern "C" fn create_ep(
     runtime.guard("CreateEp", || {
         let log = Log { runtime, logger };
         // SAFETY: the options live until this returns.
-        let provider = unsafe { Provider::new(log, options) }?;
+        let provider = unsafe { Provider::create(log, options) }?;
         // SAFETY: the place is ours to write.
         unsafe { *ep = provider };
         Ok(())

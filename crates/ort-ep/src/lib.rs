@@ -47,7 +47,7 @@ pub unsafe extern "C" fn CreateEpFactories(
             return Err(error::EpError::other("onnxruntime has no room for a factory"));
         }
         // SAFETY: there is room for one.
-        unsafe { *factories = factory::Factory::new(runtime) };
+        unsafe { *factories = factory::Factory::create(runtime) };
         // SAFETY: the number is the runtime's to read.
         unsafe { *count = 1 };
         Ok(())

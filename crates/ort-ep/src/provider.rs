@@ -58,11 +58,11 @@ impl Provider {
     ///
     /// # Safety
     /// The options are those of a session.
-    pub(crate) unsafe fn new(log: Log, options: *const OrtSessionOptions) -> Result<*mut OrtEp, EpError> {
+    pub(crate) unsafe fn create(log: Log, options: *const OrtSessionOptions) -> Result<*mut OrtEp, EpError> {
         // SAFETY: the caller says so.
         let setup = match unsafe { read_options(log.runtime, options) }? {
             Ok(options) => Setup::new(options),
-            Err(problems) => Err(format!("{} problems with options:\n  {}", problems.len(), problems.join("\n  "))),
+            Err(problems) => Err(format!("options that cannot be used:\n  {}", problems.join("\n  "))),
         };
         match &setup {
             Ok(setup) => {
@@ -93,7 +93,7 @@ impl Provider {
     /// Ends a provider.
     ///
     /// # Safety
-    /// It came from `new` and is not used again.
+    /// It came from `create` and is not used again.
     pub(crate) unsafe fn release(ep: *mut OrtEp) {
         if !ep.is_null() {
             // SAFETY: the caller says so.
@@ -229,7 +229,7 @@ impl Provider {
         let runtime = self.runtime();
         let inputs = places("input", engine.inputs(), &node_inputs(runtime, fused)?)?;
         let outputs = places("output", engine.outputs(), &node_outputs(runtime, fused)?)?;
-        Ok(Computation::new(runtime, engine, inputs, outputs))
+        Ok(Computation::create(runtime, engine, inputs, outputs))
     }
 }
 

@@ -4,6 +4,9 @@
 use super::Written;
 use super::settings::read_flag;
 
+/// An option in our name with its value, if the alias says anything.
+type Read = Result<Option<(&'static str, String)>, String>;
+
 /// What an alias is read as.
 enum Meaning {
     /// The option of this name, with the same value.
@@ -11,7 +14,7 @@ enum Meaning {
     /// The option of this name with one value for 1 and another for 0, where none means that nothing is said.
     Flag(&'static str, &'static str, Option<&'static str>),
     /// What a function makes of the value.
-    Made(fn(&str) -> Result<Option<(&'static str, String)>, String>),
+    Made(fn(&str) -> Read),
     /// Nothing here.
     Refused(&'static str),
 }
@@ -152,7 +155,7 @@ pub(super) fn translate(
     options
 }
 
-fn read_alias(meaning: &Meaning, value: &str) -> Result<Option<(&'static str, String)>, String> {
+fn read_alias(meaning: &Meaning, value: &str) -> Read {
     match meaning {
         Same(name) => Ok(Some((*name, value.to_string()))),
         Flag(name, on, off) => {
@@ -169,37 +172,37 @@ fn number(value: &str) -> Result<i64, String> {
 }
 
 /// Numbers of AMD's devices are AMD's.
-fn device_of_number(value: &str) -> Result<Option<(&'static str, String)>, String> {
+fn device_of_number(value: &str) -> Read {
     let number = usize::try_from(number(value)?).map_err(|_| format!("there is no device {value}"))?;
     Ok(Some(("device", format!("hip:{number}"))))
 }
 
-fn refuse_unless_off(value: &str, reason: &str) -> Result<Option<(&'static str, String)>, String> {
+fn refuse_unless_off(value: &str, reason: &str) -> Read {
     if read_flag(value)? { Err(reason.to_string()) } else { Ok(None) }
 }
 
-fn no_stream(value: &str) -> Result<Option<(&'static str, String)>, String> {
+fn no_stream(value: &str) -> Read {
     refuse_unless_off(value, NO_STREAM)
 }
 
-fn no_native_table(value: &str) -> Result<Option<(&'static str, String)>, String> {
+fn no_native_table(value: &str) -> Read {
     refuse_unless_off(value, NO_TABLE)
 }
 
-fn no_static_pad(value: &str) -> Result<Option<(&'static str, String)>, String> {
+fn no_static_pad(value: &str) -> Read {
     refuse_unless_off(value, NO_ASSERTED_PAD)
 }
 
-fn no_files(value: &str) -> Result<Option<(&'static str, String)>, String> {
+fn no_files(value: &str) -> Read {
     refuse_unless_off(value, NO_FILES)
 }
 
 /// An empty name is what upstream has where there is no table.
-fn no_table(value: &str) -> Result<Option<(&'static str, String)>, String> {
+fn no_table(value: &str) -> Read {
     if value.is_empty() { Ok(None) } else { Err(NO_TABLE.to_string()) }
 }
 
-fn effort(value: &str) -> Result<Option<(&'static str, String)>, String> {
+fn effort(value: &str) -> Read {
     let effort = match value {
         "eager" | "0" => "eager",
         "balanced" | "50" => "balanced",
@@ -210,7 +213,7 @@ fn effort(value: &str) -> Result<Option<(&'static str, String)>, String> {
 }
 
 /// The strategies by name, and by the numbers that upstream writes for them.
-fn extend(value: &str) -> Result<Option<(&'static str, String)>, String> {
+fn extend(value: &str) -> Read {
     let strategy = match value {
         "kSameAsRequested" | "1" => "exact",
         "kNextPowerOfTwo" | "0" => "pow2",
@@ -220,14 +223,14 @@ fn extend(value: &str) -> Result<Option<(&'static str, String)>, String> {
 }
 
 /// A cache in no folder is none.
-fn cache_folder(value: &str) -> Result<Option<(&'static str, String)>, String> {
+fn cache_folder(value: &str) -> Read {
     match value {
         "" => Ok(Some(("cache.mode", "off".to_string()))),
         folder => Ok(Some(("cache.dir", folder.to_string()))),
     }
 }
 
-fn batch_max(value: &str) -> Result<Option<(&'static str, String)>, String> {
+fn batch_max(value: &str) -> Read {
     match number(value)? {
         0 => Ok(None),
         max @ 1.. => Ok(Some(("buckets.max", max.to_string()))),
@@ -235,14 +238,14 @@ fn batch_max(value: &str) -> Result<Option<(&'static str, String)>, String> {
     }
 }
 
-fn batch_list(value: &str) -> Result<Option<(&'static str, String)>, String> {
+fn batch_list(value: &str) -> Read {
     if value.trim().is_empty() {
         return Ok(None);
     }
     Ok(Some(("buckets.list", value.to_string())))
 }
 
-fn axis_index(value: &str) -> Result<Option<(&'static str, String)>, String> {
+fn axis_index(value: &str) -> Read {
     match number(value)? {
         -1 => Ok(None),
         axis @ 0.. => Ok(Some(("buckets.axis", axis.to_string()))),
@@ -250,7 +253,7 @@ fn axis_index(value: &str) -> Result<Option<(&'static str, String)>, String> {
     }
 }
 
-fn axis_max(value: &str) -> Result<Option<(&'static str, String)>, String> {
+fn axis_max(value: &str) -> Read {
     match number(value)? {
         0 => Ok(None),
         size @ 1.. => Ok(Some(("buckets.axis_max", size.to_string()))),
