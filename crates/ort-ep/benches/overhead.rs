@@ -173,8 +173,11 @@ fn check(api: ClientApi, status: *mut OrtStatus) {
     }
 }
 
+/// A way to run once, and its name.
+type Way<'a> = (&'static str, Box<dyn FnMut() + 'a>);
+
 /// Microseconds of one call, as the best round has it.
-fn best_of(ways: &mut [(&'static str, Box<dyn FnMut() + '_>)]) -> Vec<(&'static str, f64)> {
+fn best_of(ways: &mut [Way<'_>]) -> Vec<(&'static str, f64)> {
     let mut best = vec![f64::INFINITY; ways.len()];
     for _ in 0..ROUNDS {
         for ((_, run), best) in ways.iter_mut().zip(&mut best) {
@@ -245,8 +248,13 @@ fn measure(client: &Client, path: &Path) -> serde_json::Value {
     };
     let mut slices: Vec<&mut [u8]> =
         own_outputs.iter_mut().map(|output| bytemuck::cast_slice_mut(&mut output[..])).collect();
-    let mut ways: Vec<(&'static str, Box<dyn FnMut() + '_>)> = vec![
-        ("own", Box::new(|| drop(form.session().run_into(&arguments, &mut slices).expect("a run")))),
+    let mut ways: Vec<Way<'_>> = vec![
+        (
+            "own",
+            Box::new(|| {
+                form.session().run_into(&arguments, &mut slices).expect("a run");
+            }),
+        ),
         ("plugin_binding", Box::new(bound(plugin, plugin_binding))),
         ("cpu_binding", Box::new(bound(cpu, cpu_binding))),
         (
