@@ -2,6 +2,7 @@
 
 mod ablation;
 mod cpu;
+mod ep;
 mod instructions;
 mod memory;
 mod python;
@@ -18,6 +19,8 @@ pub enum Bench {
     Ablation(ablation::AblationArguments),
     /// Latency against onnxruntime and OpenVINO.
     Cpu(cpu::CpuArguments),
+    /// What a run through onnxruntime and the plugin provider costs beside our own Session.
+    Ep(ep::EpArguments),
     /// Instruction counts of a fixed set of kernels, against those recorded in docs/instructions.json.
     Instructions(instructions::InstructionsArguments),
     /// Peak memory against onnxruntime.
@@ -35,6 +38,7 @@ pub fn run(what: &Bench) -> Result<()> {
     match what {
         Bench::Ablation(arguments) => ablation::run(arguments),
         Bench::Cpu(arguments) => cpu::run(arguments),
+        Bench::Ep(arguments) => ep::run(arguments),
         Bench::Instructions(arguments) => instructions::run(arguments),
         Bench::Memory(arguments) => memory::run(arguments),
         Bench::Python(arguments) => python::run(arguments),

@@ -24,6 +24,7 @@ mod models;
 mod onnxruntime;
 mod opened;
 mod openvino;
+mod ort_ep;
 mod paths;
 mod pcg64;
 mod peak;
@@ -78,6 +79,8 @@ enum Command {
     Python(python_door::PythonArguments),
     /// Run the tests of the Python package on a cluster of one machine.
     Ray(python_door::RayArguments),
+    /// Check the plugin provider on stock onnxruntimes, or pack it as a wheel.
+    OrtEp(ort_ep::OrtEpArguments),
     /// Run every test of the project.
     Test(test::TestArguments),
     /// Use a cache as told; started by `torture cache`.
@@ -106,6 +109,7 @@ fn main() -> ExitCode {
         Command::HipCheck(arguments) => hip_check::run(&arguments),
         Command::Python(arguments) => python_door::run(&arguments),
         Command::Ray(arguments) => python_door::run_ray(&arguments),
+        Command::OrtEp(arguments) => ort_ep::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
         Command::TortureChild { task } => torture::cache_child::serve(&task),
         Command::Worker => worker::serve(),

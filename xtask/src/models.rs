@@ -11,6 +11,7 @@ use clap::Args;
 use precast::{Model, Runner, RunnerOptions, compare};
 use serde::{Deserialize, Serialize};
 
+use crate::inputs::Named;
 use crate::manifest::{self, ModelEntry};
 use crate::measure::{Speed, compare_speed};
 use crate::ranked::Ranking;
@@ -18,7 +19,7 @@ use crate::worker::{Request, Worker, ask_own};
 use crate::{fetch, inputs, onnxruntime, paths};
 
 /// Batches of a model whose batch is dynamic: none, an odd one, and one beyond the common vector widths' divisors.
-const BATCHES: &[usize] = &[1, 3, 7];
+pub const BATCHES: &[usize] = &[1, 3, 7];
 
 /// Models of `--small`: one of each kind that is quick to fetch and run.
 const SMALL: &[&str] = &["magika", "nemo80", "ppocr_cls", "recsys190", "silero_vad", "swift_f0"];
@@ -166,6 +167,14 @@ pub struct BatchReport {
     outputs: Vec<OutputReport>,
 }
 
+impl BatchReport {
+    /// The output that is farthest away, if there is one.
+    pub fn worst(&self) -> Option<(&str, f64)> {
+        let worst = self.outputs.iter().max_by(|a, b| a.rel_err.total_cmp(&b.rel_err))?;
+        Some((&worst.name, worst.rel_err))
+    }
+}
+
 /// How one output compares.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct OutputReport {
@@ -191,25 +200,29 @@ impl BatchChecker {
     /// Runs the inputs of a folder and compares with onnxruntime's outputs there. Other Types, other integers and
     /// errors without bound are failures whatever the tolerance.
     pub fn check(&self, folder: &Path, ranking: Option<Ranking>) -> Result<BatchReport> {
-        let found = self.runner.run(&onnxruntime::read_inputs(folder)?)?;
-        let mut outputs = Vec::new();
-        for (index, (name, tensor)) in found.iter().enumerate() {
-            let expected = onnxruntime::read_output(folder, index)?;
-            let aligned = ranking.map(|ranking| ranking.align(tensor, &expected)).transpose()?;
-            let difference = compare(aligned.as_ref().unwrap_or(tensor), &expected);
-            let output = format!("output '{name}' {}", difference.description);
-            if !tensor.dtype().is_float() {
-                ensure!(
-                    difference.absolute_error_max == 0.0,
-                    "{output} differs at {}: {} where {} is expected",
-                    difference.worst_index,
-                    difference.worst_values.0,
-                    difference.worst_values.1
-                );
-            }
-            ensure!(difference.relative_error.is_finite(), "{output} has no finite distance to what is expected");
-            outputs.push(OutputReport { name: output, rel_err: difference.relative_error });
-        }
-        Ok(BatchReport { outputs })
+        compare_outputs(&self.runner.run(&onnxruntime::read_inputs(folder)?)?, folder, ranking)
     }
+}
+
+/// Compares outputs with those that onnxruntime left in a folder.
+pub fn compare_outputs(found: &Named, folder: &Path, ranking: Option<Ranking>) -> Result<BatchReport> {
+    let mut outputs = Vec::new();
+    for (index, (name, tensor)) in found.iter().enumerate() {
+        let expected = onnxruntime::read_output(folder, index)?;
+        let aligned = ranking.map(|ranking| ranking.align(tensor, &expected)).transpose()?;
+        let difference = compare(aligned.as_ref().unwrap_or(tensor), &expected);
+        let output = format!("output '{name}' {}", difference.description);
+        if !tensor.dtype().is_float() {
+            ensure!(
+                difference.absolute_error_max == 0.0,
+                "{output} differs at {}: {} where {} is expected",
+                difference.worst_index,
+                difference.worst_values.0,
+                difference.worst_values.1
+            );
+        }
+        ensure!(difference.relative_error.is_finite(), "{output} has no finite distance to what is expected");
+        outputs.push(OutputReport { name: output, rel_err: difference.relative_error });
+    }
+    Ok(BatchReport { outputs })
 }

@@ -43,7 +43,8 @@ fn write_array(path: &Path, tensor: &Tensor) -> Result<()> {
     write_npy(file, tensor).with_context(|| format!("'{}'", path.display()))
 }
 
-fn read_array(path: &Path) -> Result<Tensor> {
+/// The tensor of a .npy file.
+pub fn read_array(path: &Path) -> Result<Tensor> {
     let bytes = fs::read(path).with_context(|| format!("cannot read '{}'", path.display()))?;
     read_npy(&bytes.into(), None).with_context(|| format!("'{}'", path.display()))
 }

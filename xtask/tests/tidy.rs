@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 /// Tests are told by it which device to run on, and are given further folders of libraries.
 const ENVIRONMENT: &[(&str, &[&str])] = &[
     ("crates/cli/src/output.rs", &["HOME", "XDG_CACHE_HOME", "NO_COLOR", "TERM", "COLUMNS"]),
+    ("crates/ort-ep/src/environment.rs", &["HOME", "XDG_CACHE_HOME", "ORT_MIGRAPHX_"]),
+    ("crates/ort-ep/build.rs", &["CARGO_CFG_TARGET_OS"]),
     ("crates/gpu/tests/host/device.rs", &["PRECAST_TEST_DEVICE", "PRECAST_TEST_LIBRARY"]),
     ("xtask/src/test.rs", &["LD_LIBRARY_PATH"]),
 ];
@@ -18,6 +20,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "crates/driver/",
     "crates/fake-driver/",
     "crates/hip-on-cuda/",
+    "crates/ort-ep/",
     "crates/gpu/tests/host/device.rs",
     "crates/gpu/src/context/",
     "crates/python/src/dlpack.rs",

@@ -57,6 +57,9 @@ pub enum Error {
         /// What is wrong with it.
         source: FileError,
     },
+    /// A compiled model could not be read.
+    #[error("the compiled model is damaged or of another version: {0}")]
+    CompiledModel(String),
     /// A Session did not open or answer.
     #[error(transparent)]
     Session(#[from] SessionError),
@@ -148,6 +151,7 @@ impl Error {
             // A full disk or a missing right is the caller's to mend; nothing is damaged.
             Error::Store(StoreError::Io { .. }) => ErrorKind::Usage,
             Error::Load(_) | Error::Store(_) | Error::ProgramFile { .. } => ErrorKind::Integrity,
+            Error::CompiledModel(_) => ErrorKind::Integrity,
             Error::Run(RunError::Buffer(_) | RunError::ForeignProgram) => ErrorKind::Usage,
             Error::Run(RunError::Step { .. }) => ErrorKind::Model,
             Error::Session(error) => session_kind(error),

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod compare;
+mod compiled_model;
 mod decoder_graph;
 pub mod device_name;
 mod dim_bind;
@@ -30,6 +31,7 @@ mod open_session;
 mod open_text_model;
 mod program_file;
 mod program_runner;
+mod provider_options;
 mod runner;
 pub mod suggestion;
 mod tensor_file;
@@ -38,6 +40,7 @@ mod value;
 mod verify;
 
 pub use compare::{Difference, Tolerance, compare, relative_error};
+pub use compiled_model::{CompiledFit, CompiledModel};
 pub use dim_bind::{DimBind, DimBinds};
 pub use error::{Error, ErrorKind};
 pub use folder_store::FolderStore;
@@ -73,6 +76,7 @@ pub use precast_session::{
 pub use precast_tensor::{Bindings, DType, Dim, Symbol, Tensor, TensorError, Type};
 pub use program_file::{is_program_file, load_program, move_program, read_program, save_program};
 pub use program_runner::{ProgramRunner, is_by_reference};
+pub use provider_options::{ContextOptions, OptionSources, ProviderOptions};
 pub use runner::{Captures, Named, Ready, Runner, RunnerOptions, StepTime};
 pub use tensor_file::{read_archive, read_tensor};
 pub use value::Value;

@@ -124,6 +124,11 @@ impl Model {
         Ok(Model { file: Arc::new(ModelFile::from_bytes(bytes, None, &Limits::default())?) })
     }
 
+    /// Takes a model that is a message already; it cannot have external data.
+    pub fn from_message(message: precast_onnx::proto::ModelProto) -> Result<Model, Error> {
+        Ok(Model { file: Arc::new(ModelFile::from_message(message, &Limits::default())?) })
+    }
+
     /// Inputs that a request must give, in order.
     pub fn inputs(&self) -> Result<Vec<InputInfo>, Error> {
         let graph = self.file.graph();

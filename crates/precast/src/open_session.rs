@@ -117,6 +117,26 @@ impl ModelSession {
         self.forms.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
+    /// Inputs whose values decide the form of the model, as far as that is known yet.
+    pub fn deciding_inputs(&self) -> Vec<String> {
+        self.deciding.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
+    /// The form of these values of the inputs that decide it, if it is open; other inputs need not be given.
+    pub fn open_form_of(&self, inputs: &[(String, Tensor)]) -> Option<Arc<Form>> {
+        self.known(&self.key(inputs))
+    }
+
+    /// Where its Programs are kept.
+    pub(crate) fn cache(&self) -> &ProgramCache {
+        &self.cache
+    }
+
+    /// How it was opened.
+    pub(crate) fn options(&self) -> &OpenOptions {
+        &self.options
+    }
+
     /// What the Program of each Bucket is found by, in increasing order.
     pub fn records(&self) -> Result<Vec<KeyRecord>, Error> {
         let forms = self.forms();
@@ -252,9 +272,18 @@ impl ModelSession {
 }
 
 impl Form {
+    pub(crate) fn new(session: Session, inputs: Vec<String>, outputs: Vec<String>) -> Form {
+        Form { session, inputs, outputs }
+    }
+
     /// The Session.
     pub fn session(&self) -> &Session {
         &self.session
+    }
+
+    /// Names of the inputs that the Session takes, in its order.
+    pub fn inputs(&self) -> &[String] {
+        &self.inputs
     }
 
     /// Names of the outputs, in order.

@@ -32,12 +32,19 @@ const HASHED_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub struct ModelFile {
     proto: ModelProto,
-    bytes: Bytes,
-    /// What the bytes take of memory while they are read.
-    pages: FilePages,
+    source: Source,
     digest: OnceLock<Digest>,
     files: ExternalFiles,
     limits: Limits,
+}
+
+/// What a model was read from.
+#[derive(Debug)]
+enum Source {
+    /// Bytes of a file, and what they take of memory while they are read.
+    File(Bytes, FilePages),
+    /// A message that somebody else made.
+    Message,
 }
 
 impl ModelFile {
@@ -74,11 +81,20 @@ impl ModelFile {
         ModelFile::new(bytes, FilePages::default(), folder.map(open).transpose()?, limits)
     }
 
+    /// Takes a model that is a message already, whose tensors share the bytes they were given. It has no folder, so
+    /// external data is refused. Whoever made the message has counted what it holds; nothing is scanned.
+    pub fn from_message(proto: ModelProto, limits: &Limits) -> Result<ModelFile, ReadError> {
+        check_model(&proto)?;
+        let (source, files) = (Source::Message, ExternalFiles::new(None));
+        Ok(ModelFile { proto, source, digest: OnceLock::new(), files, limits: limits.clone() })
+    }
+
     fn new(bytes: Bytes, pages: FilePages, folder: Option<Folder>, limits: &Limits) -> Result<ModelFile, ReadError> {
         let proto: ModelProto = decode(&bytes, Kind::Model, limits)?;
         check_model(&proto)?;
         let files = ExternalFiles::new(folder);
-        Ok(ModelFile { proto, bytes, pages, digest: OnceLock::new(), files, limits: limits.clone() })
+        let source = Source::File(bytes, pages);
+        Ok(ModelFile { proto, source, digest: OnceLock::new(), files, limits: limits.clone() })
     }
 
     /// The decoded model.
@@ -107,16 +123,11 @@ impl ModelFile {
         is_graph_whole(self.graph()) && functions.into_iter().all(is_node_whole)
     }
 
-    /// Digest of the model file's bytes, without external data. Computed on the first call.
+    /// Digest of the model file's bytes, without external data, or of the message. Computed on the first call.
     pub fn digest(&self) -> Digest {
-        *self.digest.get_or_init(|| {
-            let mut hasher = Hasher::default();
-            for part in self.bytes.chunks(HASHED_BYTES) {
-                hasher.update(part);
-                // Whoever opens a cached model reads nothing else of the file.
-                self.pages.release(part);
-            }
-            hasher.finish()
+        *self.digest.get_or_init(|| match &self.source {
+            Source::File(bytes, pages) => file_digest(bytes, pages),
+            Source::Message => message_digest(&self.proto),
         })
     }
 
@@ -124,7 +135,11 @@ impl ModelFile {
     /// dimension of 2; sub-byte elements take a byte each.
     pub fn tensor(&self, proto: &TensorProto) -> Result<Tensor, ReadError> {
         let tensor = read_tensor(proto, &self.limits, &self.files)?;
-        Ok(tensor.in_pages(&self.files.pages_of(tensor.as_bytes()).unwrap_or_else(|| self.pages.clone())))
+        let own = || match &self.source {
+            Source::File(_, pages) => pages.clone(),
+            Source::Message => FilePages::default(),
+        };
+        Ok(tensor.in_pages(&self.files.pages_of(tensor.as_bytes()).unwrap_or_else(own)))
     }
 
     /// The strings that `proto`, an initializer or attribute of this model, holds.
@@ -136,6 +151,31 @@ impl ModelFile {
     pub fn sparse_tensor(&self, proto: &SparseTensorProto) -> Result<Tensor, ReadError> {
         read_sparse_tensor(proto, &self.limits, &self.files)
     }
+}
+
+fn file_digest(bytes: &Bytes, pages: &FilePages) -> Digest {
+    let mut hasher = Hasher::default();
+    for part in bytes.chunks(HASHED_BYTES) {
+        hasher.update(part);
+        // Whoever opens a cached model reads nothing else of the file.
+        pages.release(part);
+    }
+    hasher.finish()
+}
+
+/// Digest of a message: of its bytes without those of initializers, and of each of these, which may be too large to be
+/// written out once more.
+fn message_digest(proto: &ModelProto) -> Digest {
+    let mut skeleton = proto.clone();
+    let mut hasher = Hasher::default();
+    hasher.update(b"message");
+    for tensor in skeleton.graph.iter_mut().flat_map(|graph| &mut graph.initializer) {
+        let bytes = tensor.raw_data.take().unwrap_or_default();
+        hasher.update(&bytes.len().to_le_bytes());
+        hasher.update(&bytes);
+    }
+    hasher.update(&skeleton.encode_to_vec());
+    hasher.finish()
 }
 
 fn is_graph_whole(graph: &GraphProto) -> bool {

@@ -53,6 +53,24 @@ fn a_file_on_disk_reads_the_same_as_its_bytes() {
 }
 
 #[test]
+fn a_message_is_a_model_that_shares_its_bytes_and_is_told_from_another() {
+    let from_message = |model: ModelProto| ModelFile::from_message(model, &Limits::default()).unwrap();
+    let file = from_message(model());
+    let raw_data = file.graph().initializer[0].raw_data.as_ref().unwrap();
+    assert_eq!(file.tensor(&file.graph().initializer[0]).unwrap().bytes().as_ptr(), raw_data.as_ptr());
+    assert!(file.is_self_contained());
+    assert_eq!(file.digest(), from_message(model()).digest());
+    let changed = |change: fn(&mut GraphProto)| {
+        let mut model = model();
+        change(model.graph.as_mut().unwrap());
+        from_message(model).digest()
+    };
+    assert_ne!(file.digest(), changed(|graph| graph.initializer[0].raw_data = Some(Bytes::from(vec![8; 400]))));
+    assert_ne!(file.digest(), changed(|graph| graph.node[0].op_type = "Sub".into()));
+    assert!(ModelFile::from_message(ModelProto::default(), &Limits::default()).is_err());
+}
+
+#[test]
 fn what_is_not_a_model_file_is_an_error() {
     let temp = tempfile::tempdir().unwrap();
     let open = |name: &str| ModelFile::open(&temp.path().join(name), &Limits::default()).unwrap_err();
