@@ -14,15 +14,8 @@ use serde_json::Value;
 use support::{cases, data, model, params, rows};
 
 /// Models that an engine may cut and batch.
-const MODELS: [&str; 7] = [
-    "llama-fp32",
-    "llama_mha-fp32",
-    "qwen2-fp32",
-    "qwen3-fp32",
-    "phi3-fp32",
-    "gemma2-fp32",
-    "llama-int4-acc1",
-];
+const MODELS: [&str; 7] =
+    ["llama-fp32", "llama_mha-fp32", "qwen2-fp32", "qwen3-fp32", "phi3-fp32", "gemma2-fp32", "llama-int4-acc1"];
 
 fn options(model: &TextModel) -> EngineOptions {
     let options = EngineOptions::from_config(model.config(), None);
@@ -178,7 +171,7 @@ fn defect_30_every_setting_gives_the_tokens_of_a_request_that_is_alone() {
             }
             let metrics = engine.metrics().unwrap();
             assert_eq!(metrics.pages_free + metrics.pages_shared, metrics.pages_total);
-            assert_eq!(metrics.preemptions > 0, setting == 2, "{name}, setting {setting}");
+            assert_eq!(metrics.preemptions > 0, setting >= 2, "{name}, setting {setting}");
             assert_eq!(metrics.prefix_hit_tokens > 0, setting == 1 || (setting == 2 && name == "gemma2-fp32"));
         }
     }
@@ -246,10 +239,7 @@ fn what_can_never_be_answered_is_refused_when_it_is_sent() {
     let plain = || GeneratorParams::new(model.config().search.clone());
     let refused = |request: Request| engine.submit(request).err().unwrap().to_string();
     assert_eq!(refused(Request::new(vec![], plain())), "the prompt has no tokens");
-    assert_eq!(
-        refused(Request::new(vec![5; 16], plain())),
-        "the prompt has 16 tokens; all pages together hold 16"
-    );
+    assert_eq!(refused(Request::new(vec![5; 16], plain())), "the prompt has 16 tokens; all pages together hold 16");
     assert!(refused(Request::new(vec![320], plain())).contains("the vocabulary has 320"));
     let mut beams = plain();
     beams.search.num_beams = 2;
@@ -396,7 +386,8 @@ fn a_deadline_ends_a_request_that_waits() {
 #[test]
 fn defect_29_many_threads_send_cancel_and_drop_at_random() {
     let model = model("qwen2-fp32");
-    let expected: Vec<Vec<u32>> = (0..15).map(|number| alone(&model, &varied(&model, number), &prompt(number))).collect();
+    let expected: Vec<Vec<u32>> =
+        (0..15).map(|number| alone(&model, &varied(&model, number), &prompt(number))).collect();
     let engine = engine(&model, EngineOptions { pages: Some(40), prefix_caching: true, ..options(&model) });
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {

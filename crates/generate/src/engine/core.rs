@@ -349,7 +349,12 @@ impl EngineCore {
                 prefill_min: self.limits.prefill_min,
                 prefill_max: self.limits.prefill_max,
             },
-            false => StepBudget { tokens: usize::MAX / 2, rows: self.rows_now, prefill_min: usize::MAX / 4, prefill_max: usize::MAX / 4 },
+            false => StepBudget {
+                tokens: usize::MAX / 2,
+                rows: self.rows_now,
+                prefill_min: usize::MAX / 4,
+                prefill_max: usize::MAX / 4,
+            },
         };
         share_step(&candidates, budget)
     }

@@ -40,6 +40,9 @@ pub enum EngineError {
     /// A grammar that cannot be followed.
     #[error(transparent)]
     Guidance(#[from] GuidanceError),
+    /// An answer failed.
+    #[error("{0}")]
+    Answer(String),
     /// The engine has ended.
     #[error("the engine has ended: {0}")]
     Stopped(String),
@@ -116,6 +119,11 @@ impl Engine {
     /// The numbers that the engine works with.
     pub fn limits(&self) -> &EngineLimits {
         &self.limits
+    }
+
+    /// Whether answers are texts too.
+    pub fn has_text(&self) -> bool {
+        self.tokenizer.is_some()
     }
 
     /// Sends a request. What can never be answered is refused here.

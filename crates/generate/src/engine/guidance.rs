@@ -32,7 +32,6 @@ pub struct GuidanceError(pub String);
 #[derive(Clone)]
 pub struct GuideFactory {
     factory: Arc<ParserFactory>,
-    vocabulary: usize,
     eos: Vec<u32>,
 }
 
@@ -47,7 +46,7 @@ impl GuideFactory {
         let environment: TokEnv = Arc::new(Vocabulary { trie });
         let mut factory = ParserFactory::new_simple(&environment).map_err(refused)?;
         factory.quiet();
-        Ok(GuideFactory { factory: Arc::new(factory), vocabulary, eos: eos.to_vec() })
+        Ok(GuideFactory { factory: Arc::new(factory), eos: eos.to_vec() })
     }
 
     /// A guide at the beginning of an answer.
@@ -72,7 +71,7 @@ impl GuideFactory {
         let matcher = Matcher::new(self.factory.create_parser(grammar));
         match matcher.get_error() {
             Some(error) => Err(refuse(error)),
-            None => Ok(Guide { matcher, vocabulary: self.vocabulary, eos: self.eos.clone() }),
+            None => Ok(Guide { matcher, eos: self.eos.clone() }),
         }
     }
 }
@@ -81,7 +80,6 @@ impl GuideFactory {
 #[derive(Clone)]
 pub struct Guide {
     matcher: Matcher,
-    vocabulary: usize,
     eos: Vec<u32>,
 }
 
@@ -89,7 +87,6 @@ impl Guide {
     /// Tokens that may come next. Those that end sequences are among them exactly where the grammar may end.
     pub fn mask(&mut self) -> Result<TokenMask, GuidanceError> {
         let mut mask = self.matcher.compute_mask_or_eos().map_err(refused)?;
-        mask.resize(self.vocabulary);
         let may_end = self.eos.iter().any(|&id| mask.is_allowed(id));
         self.eos.iter().for_each(|&id| mask.set(id as usize, may_end));
         Ok(TokenMask { mask })

@@ -4,6 +4,7 @@
 //! [`EngineCore`](core::EngineCore) is all of it without threads, on any [`StepRunner`](runner::StepRunner);
 //! [`Engine`] runs it on a thread of its own.
 
+mod complete;
 pub mod core;
 mod engine_thread;
 pub mod events;
@@ -19,10 +20,11 @@ pub mod row;
 mod row_search;
 pub mod runner;
 pub mod schedule;
-mod speculation;
 #[cfg(test)]
 mod simulation;
+mod speculation;
 
+pub use complete::complete;
 pub use engine_thread::{Engine, EngineError};
 pub use events::{Event, TokenEvent, Usage};
 pub use guidance::{Guidance, GuidanceError};

@@ -42,15 +42,7 @@ impl PagedRunner {
         let slots = ladders.rows.at_least(rows_max).unwrap_or(rows_max) + 1;
         let copies = KvCache::new(model.layers(), slots, ladders.capacity.sizes()[0]);
         let store = PageStore::new(model.layers(), page_tokens);
-        PagedRunner {
-            model: model.clone(),
-            ladders,
-            page_tokens,
-            store,
-            copies,
-            held: vec![None; slots],
-            runs: 0,
-        }
+        PagedRunner { model: model.clone(), ladders, page_tokens, store, copies, held: vec![None; slots], runs: 0 }
     }
 
     /// Runs rows side by side in one Program: all with one new token, or all with few and scores behind each.

@@ -34,15 +34,7 @@ pub struct Request {
 impl Request {
     /// A request of this prompt and nothing special.
     pub fn new(prompt: Vec<u32>, params: GeneratorParams) -> Request {
-        Request {
-            prompt,
-            params,
-            guidance: None,
-            deadline: None,
-            cache_salt: None,
-            priority: 0,
-            keeps_turn: false,
-        }
+        Request { prompt, params, guidance: None, deadline: None, cache_salt: None, priority: 0, keeps_turn: false }
     }
 }
 

@@ -34,7 +34,9 @@ fn scores_behind(tokens: &[u32]) -> Scores {
         return vec![f32::NAN; VOCABULARY];
     }
     let recent = &tokens[tokens.len().saturating_sub(3)..];
-    let seed = recent.iter().fold(tokens.len() as u64 / 5, |seed, &token| (seed ^ u64::from(token)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let seed = recent
+        .iter()
+        .fold(tokens.len() as u64 / 5, |seed, &token| (seed ^ u64::from(token)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let score = |token: u64| ((seed ^ token.wrapping_mul(0xd134_2543_de82_ef95)) >> 17) % 1009;
     let scores = (0..VOCABULARY as u64).map(|token| match token as u32 {
         // Some rows end by themselves; no row poisons itself.
