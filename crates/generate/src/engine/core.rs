@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use crate::search::FinishReason;
 
+use super::draft_governor::DraftGovernor;
 use super::events::{Event, EventQueue, TokenEvent};
 use super::metrics::EngineMetrics;
 use super::options::EngineLimits;
@@ -64,6 +65,7 @@ pub struct EngineCore {
     step: u64,
     /// Rows that a step may have; fewer after one that failed.
     rows_now: usize,
+    governor: DraftGovernor,
     metrics: EngineMetrics,
 }
 
@@ -81,6 +83,7 @@ impl EngineCore {
             admissions: 0,
             step: 0,
             rows_now,
+            governor: DraftGovernor::default(),
             metrics: EngineMetrics::default(),
         }
     }
@@ -171,8 +174,9 @@ impl EngineCore {
         if reserved.is_empty() {
             return if is_deferred { StepOutcome::CapacityDeferred } else { StepOutcome::NoWork };
         }
+        let begun = Instant::now();
         match self.run(&reserved) {
-            Ok(scores) => self.commit(reserved, scores),
+            Ok(scores) => self.commit_and_learn(reserved, scores, begun),
             Err(StepFault::DeviceLost(reason)) => {
                 self.roll_back(&reserved);
                 self.lose_device(&reason);
@@ -332,9 +336,11 @@ impl EngineCore {
     /// Who runs in this step, and what of each.
     fn plan(&mut self) -> Vec<Share> {
         let is_divisible = self.runner.is_divisible();
+        let decoding = self.rows.values().filter(|row| row.is_running() && !row.is_prompt).count();
+        let is_drafting = is_divisible && self.governor.allows(decoding.min(self.rows_now));
         for row in self.rows.values_mut().filter(|row| row.is_running()) {
             row.draft.clear();
-            if is_divisible && !row.is_prompt {
+            if is_drafting && !row.is_prompt {
                 // The last token of a row is never proposed: its scores are not needed.
                 let room = row.search.room(row.tokens.len()).saturating_sub(1);
                 row.draft = row.speculation.propose(&row.tokens, room);
@@ -383,7 +389,8 @@ impl EngineCore {
         }
     }
 
-    /// Holds pages for what runs. Where there are too few, drafts are given up, then the rows that were let in last.
+    /// Holds pages for what runs. Where there are too few, drafts are given up, then pages that nobody runs on, then the rows
+    /// that were let in last.
     fn reserve(&mut self, mut shares: Vec<Share>) -> Vec<ReservedRow> {
         shares.sort_by_key(|share| self.admission(share.row));
         let mut reserved: Vec<ReservedRow> = Vec::new();
@@ -399,13 +406,13 @@ impl EngineCore {
             let row = self.rows.get(&id).filter(|row| row.is_running())?;
             let needed = (row.cached + tokens + drafted).div_ceil(self.limits.page_tokens);
             let missing = needed.saturating_sub(row.pages.len());
+            if drafted > 0 && self.pool.free() < missing {
+                drafted = 0;
+                continue;
+            }
             if self.make_room(missing, id) {
                 let pages = self.pool.take(missing)?;
                 return Some(ReservedRow { row: id, tokens, drafted, pages });
-            }
-            if drafted > 0 {
-                drafted = 0;
-                continue;
             }
             let latest = self.rows.values().filter(|row| row.is_running()).max_by_key(|row| self.admission(row.id));
             let latest = latest.map(|row| row.id)?;
@@ -500,6 +507,24 @@ impl EngineCore {
         if let Err(fault) = self.runner.rebuild() {
             self.metrics.last_fault = Some(fault.to_string());
         }
+    }
+
+    /// Commits a step and learns whether proposals pay, where only rows that decode took part.
+    fn commit_and_learn(
+        &mut self,
+        reserved: Vec<ReservedRow>,
+        scores: Vec<Vec<Scores>>,
+        begun: Instant,
+    ) -> StepOutcome {
+        let (rows, took) = (reserved.len(), begun.elapsed());
+        let is_decoding = reserved.iter().all(|part| !self.rows[&part.row].is_prompt);
+        let is_drafting = reserved.iter().any(|part| part.drafted > 0);
+        let before = self.metrics.generated_tokens;
+        let outcome = self.commit(reserved, scores);
+        if is_decoding {
+            self.governor.learn(rows, is_drafting, self.metrics.generated_tokens - before, took);
+        }
+        outcome
     }
 
     /// Makes the step what is: cached tokens, pages, chosen tokens, and then events.

@@ -6,6 +6,7 @@
 
 mod complete;
 pub mod core;
+mod draft_governor;
 mod engine_thread;
 pub mod events;
 pub mod guidance;
