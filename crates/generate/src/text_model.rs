@@ -168,7 +168,8 @@ impl TextModel {
     /// Scores of the rows of a plan as f32.
     fn read_logits(&self, words: &[u64], dtype: DType, plan: &StepPlan) -> Result<Vec<Vec<f32>>, TensorError> {
         let vocabulary = self.shared.vocabulary;
-        let bytes: &[u8] = &bytemuck::cast_slice(words)[..plan.rows.len() * plan.scored() * vocabulary * dtype.size_bytes()];
+        let bytes: &[u8] =
+            &bytemuck::cast_slice(words)[..plan.rows.len() * plan.scored() * vocabulary * dtype.size_bytes()];
         let row = |row: usize| {
             let bytes = &bytes[row * vocabulary * dtype.size_bytes()..][..vocabulary * dtype.size_bytes()];
             match dtype {

@@ -309,11 +309,7 @@ pub fn parse(
 }
 
 /// Reads the configuration of a folder; without one of its own, what transformers says of the model stands for it.
-pub fn open(
-    folder: &Folder,
-    overlays: Vec<Source>,
-    device_of: DeviceOf<'_>,
-) -> Result<GenerationConfig, OpenError> {
+pub fn open(folder: &Folder, overlays: Vec<Source>, device_of: DeviceOf<'_>) -> Result<GenerationConfig, OpenError> {
     let source = |name: &str| -> Result<Source, OpenError> {
         Ok(Source { name: name.to_string(), text: folder.read_text(name)? })
     };
