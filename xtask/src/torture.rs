@@ -10,6 +10,7 @@ pub mod cache_model;
 mod cache_racy;
 mod cache_remote;
 mod cache_s3;
+mod engine;
 mod session;
 
 use anyhow::Result;
@@ -20,6 +21,8 @@ use clap::Subcommand;
 pub enum Torture {
     /// The Program cache, with kills, crowds, failing disks, colliding keys and racing stores.
     Cache(cache::TortureCacheArguments),
+    /// Engines under load: every answer equals that of a request that is alone.
+    Engine(engine::EngineArguments),
     /// Sessions under load: every answer equals the exact-shape run.
     Session(session::SessionArguments),
 }
@@ -28,6 +31,7 @@ pub enum Torture {
 pub fn run(what: &Torture) -> Result<()> {
     match what {
         Torture::Cache(arguments) => cache::run(arguments),
+        Torture::Engine(arguments) => engine::run(arguments),
         Torture::Session(arguments) => session::run(arguments),
     }
 }

@@ -124,3 +124,46 @@ fn nothing_needs_a_folder_beside_the_checkout() {
         .filter(|(_, text)| text.contains(concat!("..", "/shared")));
     assert_none(&broken.map(|(path, _)| path.clone()).collect::<Vec<String>>());
 }
+
+/// Where names of devices are written as texts: the one table that reads them, and where vendors and targets say their own.
+const DEVICE_NAME_FILES: &[&str] = &[
+    "crates/precast/src/device_name.rs",
+    "crates/driver/src/library.rs",
+    "crates/gpu/src/target.rs",
+    "crates/cpu/src/target.rs",
+    "crates/program/src/target.rs",
+    "crates/generate/src/config/tests.rs",
+    // What a script asks of ONNX Runtime.
+    "crates/cli/src/onnxruntime.rs",
+];
+
+/// What people call devices.
+const DEVICE_NAMES: &[&str] = &[
+    "cpu",
+    "gpu",
+    "cuda",
+    "nvidia",
+    "tensorrt",
+    "nvtensorrtrtx",
+    "hip",
+    "rocm",
+    "amdgpu",
+    "amd",
+    "migraphx",
+    "dml",
+    "webgpu",
+];
+
+#[test]
+fn names_of_devices_are_read_in_one_table() {
+    let is_product = |path: &str| {
+        let is_for_tests = ["crates/fake-driver/", "crates/hip-on-cuda/", "crates/testing/"];
+        path.starts_with("crates/") && path.contains("/src/") && !is_for_tests.iter().any(|room| path.starts_with(room))
+    };
+    assert_none(&broken_lines(|path, code| {
+        let code = code.to_ascii_lowercase();
+        let is_named = DEVICE_NAMES.iter().any(|name| code.contains(&format!("\"{name}\"")));
+        let is_named = is_named || code.contains("executionprovider");
+        is_named && is_product(path) && !DEVICE_NAME_FILES.contains(&path)
+    }));
+}

@@ -273,7 +273,7 @@ pub struct RunArgs {
 pub struct VerifyArgs {
     /// The model
     pub model: PathBuf,
-    /// What to compare with: reference, onnxruntime, or FILE.npz with the outputs expected
+    /// What to compare with: reference, onnxruntime, or FILE.npz with the outputs expected; for a model folder, golden cases
     #[arg(long, default_value = "reference")]
     pub against: String,
     /// Python that has onnxruntime

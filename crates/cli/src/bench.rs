@@ -1,6 +1,8 @@
 //! `bench`: tokens a second of prompts (`pp`) and of generation (`tg`), greedy and without ends.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
@@ -35,6 +37,9 @@ pub struct BenchArgs {
     /// How the rows are printed
     #[arg(long, short, value_enum, default_value_t = Format::Md)]
     pub output: Format,
+    /// Compare with the rows of an earlier run: a file that -o json or --json wrote
+    #[arg(long, value_name = "FILE.json")]
+    pub compare: Option<PathBuf>,
 }
 
 /// How rows are printed.
@@ -44,8 +49,12 @@ pub enum Format {
     Md,
     /// Comma-separated values
     Csv,
+    /// One JSON document
+    Json,
     /// One line of JSON a row
     Jsonl,
+    /// Statements that make a table and fill it
+    Sql,
 }
 
 /// One measurement.
@@ -57,6 +66,8 @@ struct Row {
     /// Seconds to the first token of each repetition, where there was a prompt.
     first_s: Vec<f64>,
     stats: StepStats,
+    /// Tokens a second of the run that this one is compared with.
+    before: Option<f64>,
 }
 
 /// What is measured: tokens of a prompt, then tokens to generate.
@@ -69,14 +80,23 @@ struct Case {
 
 /// Measures.
 pub fn run_bench(args: &BenchArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
+    let before = args.compare.as_deref().map(read_rates).transpose()?;
     let TextFolder { model, .. } = args.folder.open(shared, cx)?;
     let mut rows = Vec::new();
     for case in cases(args) {
-        rows.push(measure(&model, case, args.repetitions as usize)?);
+        let mut row = measure(&model, case, args.repetitions as usize)?;
+        row.before = before.as_ref().and_then(|before| before.get(&(row.test.clone(), row.batch)).copied());
+        rows.push(row);
     }
     let json: Vec<Value> = rows.iter().map(Row::json).collect();
+    let document = json!({
+        "folder": args.folder.folder.display().to_string(),
+        "device": model.device(),
+        "kv_bytes_per_token": model.kv_bytes_per_token(),
+        "rows": json,
+    });
     let text = match args.output {
-        Format::Md => table(&rows),
+        Format::Md => table(&rows, before.is_some()),
         Format::Csv => {
             rows.iter().fold("test,batch,mean,deviation,first_token_s,padding\n".to_string(), |text, row| {
                 let (mean, deviation) = mean_and_deviation(&row.rates);
@@ -89,15 +109,45 @@ pub fn run_bench(args: &BenchArgs, shared: &Shared, cx: &Cx) -> Result<Report, F
                 )
             })
         }
+        Format::Json => format!("{document:#}\n"),
         Format::Jsonl => json.iter().fold(String::new(), |text, row| text + &format!("{row}\n")),
+        Format::Sql => sql(&rows, model.device()),
     };
-    let json = json!({
-        "folder": args.folder.folder.display().to_string(),
-        "device": model.device(),
-        "kv_bytes_per_token": model.kv_bytes_per_token(),
-        "rows": json,
-    });
-    Ok(Report::done(text, json))
+    Ok(Report::done(text, document))
+}
+
+/// Tokens a second of an earlier run, by test and rows.
+fn read_rates(path: &Path) -> Result<BTreeMap<(String, usize), f64>, Failure> {
+    let refuse = |reason: String| Failure::usage(format!("'{}': {reason}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
+    let document: Value = serde_json::from_str(&text).map_err(|error| refuse(error.to_string()))?;
+    let rows = document["rows"].as_array().ok_or_else(|| refuse("has no \"rows\"".to_string()))?;
+    let rate = |row: &Value| {
+        let batch = usize::try_from(row["batch"].as_u64()?).ok()?;
+        Some(((row["test"].as_str()?.to_string(), batch), row["tokens_per_second"].as_f64()?))
+    };
+    let rates = rows.iter().map(rate).collect::<Option<_>>();
+    rates.ok_or_else(|| refuse("a row has no \"test\", \"batch\" or \"tokens_per_second\"".to_string()))
+}
+
+/// Statements that make a table and fill it. No text of a row has a quote in it but perhaps the device's, which is doubled.
+fn sql(rows: &[Row], device: &str) -> String {
+    let mut text = "CREATE TABLE IF NOT EXISTS bench (device TEXT, test TEXT, batch INTEGER, tokens_per_second REAL, \
+                    deviation REAL, first_token_s REAL, padding REAL);\n"
+        .to_string();
+    for row in rows {
+        let (mean, deviation) = mean_and_deviation(&row.rates);
+        let _ = writeln!(
+            text,
+            "INSERT INTO bench VALUES ('{}', '{}', {}, {mean}, {deviation}, {}, {});",
+            device.replace('\'', "''"),
+            row.test,
+            row.batch,
+            row.first_mean(),
+            row.padding()
+        );
+    }
+    text
 }
 
 fn cases(args: &BenchArgs) -> Vec<Case> {
@@ -118,7 +168,8 @@ fn measure(model: &TextModel, case: Case, repetitions: usize) -> Result<Row, Fai
         (0, new) => format!("tg{new}"),
         (prompt, new) => format!("pp{prompt}+tg{new}"),
     };
-    let mut row = Row { test, batch: case.batch, rates: Vec::new(), first_s: Vec::new(), stats: StepStats::default() };
+    let (rates, first_s, stats) = (Vec::new(), Vec::new(), StepStats::default());
+    let mut row = Row { test, batch: case.batch, rates, first_s, stats, before: None };
     for repetition in 0..=repetitions {
         let (rate, first_s, stats) = run_once(model, case).map_err(Error::from)?;
         if repetition > 0 {
@@ -170,6 +221,8 @@ impl Row {
             "first_token_s": self.first_mean(),
             "padding": self.padding(),
             "steps": self.stats.steps,
+            "before": self.before,
+            "ratio": self.before.map(|before| mean / before),
         })
     }
 
@@ -183,15 +236,21 @@ impl Row {
     }
 }
 
-fn table(rows: &[Row]) -> String {
-    let mut text = "| test | batch | tokens/s | first token | padding |\n|---|---|---|---|---|\n".to_string();
+fn table(rows: &[Row], is_compared: bool) -> String {
+    let (more, line) = if is_compared { (" before | ratio |", "---|---|") } else { ("", "") };
+    let mut text = format!("| test | batch | tokens/s | first token | padding |{more}\n|---|---|---|---|---|{line}\n");
     for row in rows {
         let (mean, deviation) = mean_and_deviation(&row.rates);
         let first =
             if row.first_s.is_empty() { "–".to_string() } else { format!("{:.1} ms", row.first_mean() * 1e3) };
+        let compared = match (row.before, is_compared) {
+            (Some(before), _) => format!(" {before:.1} | {:.2} |", mean / before),
+            (None, true) => " – | – |".to_string(),
+            (None, false) => String::new(),
+        };
         let _ = writeln!(
             text,
-            "| {} | {} | {mean:.1} ± {deviation:.1} | {first} | {:.0} % |",
+            "| {} | {} | {mean:.1} ± {deviation:.1} | {first} | {:.0} % |{compared}",
             row.test,
             row.batch,
             row.padding() * 100.0

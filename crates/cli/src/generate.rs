@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
+use precast::generate::engine::complete;
 use precast::generate::plan::{Phase, StepPlan};
 use precast::generate::{
-    Completion, Completions, FinishReason, StepObserver, StepToken, TextModel, Tokenizer, generate,
+    Completion, Completions, FinishReason, GeneratorParams, StepObserver, StepToken, TextModel, Tokenizer, generate,
 };
-use precast::{Error, RunReport, TextFolder};
+use precast::{Error, Guidance, RunReport, TextFolder};
 use serde_json::{Value, json};
 
 use crate::Cx;
@@ -33,6 +34,15 @@ pub struct GenerateArgs {
     /// Prompts, one JSON object a line: {"prompt": TEXT} or {"tokens": [IDS]}
     #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["prompt", "tokens"])]
     pub batch: Option<PathBuf>,
+    /// Answer by a JSON value of the schema in this file
+    #[arg(long, value_name = "FILE", group = "guidance")]
+    pub schema: Option<PathBuf>,
+    /// Answer by a text that this regular expression matches as a whole
+    #[arg(long, value_name = "PATTERN", group = "guidance")]
+    pub regex: Option<String>,
+    /// Answer by a text of the Lark grammar in this file
+    #[arg(long, value_name = "FILE", group = "guidance")]
+    pub lark: Option<PathBuf>,
     /// Say of every step which Program ran, how much of it was filler, by which path and why
     #[arg(long)]
     pub explain: bool,
@@ -43,7 +53,9 @@ pub struct GenerateArgs {
 
 /// Generates.
 pub fn run_generate(args: &GenerateArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
-    let TextFolder { model, tokenizer, .. } = args.folder.open(shared, cx)?;
+    let folder = args.folder.open(shared, cx)?;
+    let guidance = read_guidance(args)?;
+    let (model, tokenizer) = (folder.model.clone(), folder.tokenizer.clone());
     let params = args.search.params(&model)?;
     let prompts = read_prompts(args, tokenizer.as_ref())?;
     let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
@@ -64,14 +76,41 @@ pub fn run_generate(args: &GenerateArgs, shared: &Shared, cx: &Cx) -> Result<Rep
     };
     let observer = args.explain.then(|| explain(cx.console));
     let begun = Instant::now();
-    let completions =
-        generate(&model, tokenizer.as_ref(), &params, &prompts, &mut on_token, observer).map_err(Error::from)?;
+    let completions = match needs_engine(&folder, &params, guidance.as_ref()) {
+        true => {
+            let engine = folder.engine(folder.engine_options())?;
+            complete(&engine, &params, guidance.as_ref(), &prompts, &mut on_token).map_err(Error::from)?
+        }
+        false => {
+            generate(&model, tokenizer.as_ref(), &params, &prompts, &mut on_token, observer).map_err(Error::from)?
+        }
+    };
     let seconds = begun.elapsed().as_secs_f64();
     let text = match is_streamed {
         true => "\n".to_string(),
         false => completions.answers.iter().fold(String::new(), |text, answer| text + &line(answer, args)),
     };
     Ok(Report::done(text, report_json(&model, &completions, &prompts, logprobs, seconds)))
+}
+
+/// Grammars and speculation are the engine's; beams are not.
+fn needs_engine(folder: &TextFolder, params: &GeneratorParams, guidance: Option<&Guidance>) -> bool {
+    let is_speculating = folder.model.config().speculative.ngram_size > 0;
+    guidance.is_some() || (is_speculating && params.search.num_beams == 1)
+}
+
+/// What the answers must be.
+fn read_guidance(args: &GenerateArgs) -> Result<Option<Guidance>, Failure> {
+    let read = |path: &Path| {
+        let refused = |error: std::io::Error| Failure::usage(format!("cannot read '{}': {error}", path.display()));
+        std::fs::read_to_string(path).map_err(refused)
+    };
+    Ok(match (&args.schema, &args.regex, &args.lark) {
+        (Some(path), ..) => Some(Guidance::JsonSchema(read(path)?)),
+        (_, Some(pattern), _) => Some(Guidance::Regex(pattern.clone())),
+        (_, _, Some(path)) => Some(Guidance::Lark(read(path)?)),
+        (None, None, None) => None,
+    })
 }
 
 /// An answer of several: its text, or all of it where a machine reads it.

@@ -28,6 +28,7 @@ mod subject;
 mod text_args;
 mod trace;
 mod verify;
+mod verify_folder;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -104,6 +105,7 @@ fn run_verb(cli: &Cli, cx: &Cx) -> Result<Report, Failure> {
         Verb::Check(args) => check::check(args, &cli.shared, cx),
         Verb::Compile(args) => compile::compile(args, &cli.shared, cx),
         Verb::Run(args) => run::run(args, &cli.shared, cx),
+        Verb::Verify(args) if args.model.is_dir() => verify_folder::verify_folder(args, &cli.shared, cx),
         Verb::Verify(args) => verify::verify(args, &cli.shared, cx),
         Verb::Perf(args) => perf::perf(args, &cli.shared, cx),
         Verb::Trace(args) => trace::trace(args, &cli.shared, cx),

@@ -212,8 +212,11 @@ fn to_json(value: Value, options: Kwargs) -> Result<String, minijinja::Error> {
     let failed = |error: serde_json::Error| minijinja::Error::new(ErrorKind::BadSerialization, error.to_string());
     let mut bytes = Vec::new();
     let value = match sorts {
-        // Without an order of its own, a map of serde_json sorts its keys.
-        Some(true) => Value::from_serialize(serde_json::to_value(&value).map_err(failed)?),
+        Some(true) => {
+            let mut sorted = serde_json::to_value(&value).map_err(failed)?;
+            sorted.sort_all_objects();
+            Value::from_serialize(sorted)
+        }
         Some(false) | None => value,
     };
     match indent {

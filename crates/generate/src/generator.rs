@@ -439,7 +439,7 @@ pub(crate) fn check_length(
     Ok(())
 }
 
-fn system_seed() -> Result<u64, GenerateError> {
+pub(crate) fn system_seed() -> Result<u64, GenerateError> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|error| GenerateError::Seed(error.to_string()))?;
     Ok(u64::from_le_bytes(bytes))

@@ -68,6 +68,8 @@ pub struct Ladders {
     pub rows: Ladder,
     /// Slots of a cache.
     pub capacity: Ladder,
+    /// Whether filler, neighbours and cuts would change answers, so that there are none.
+    pub is_exact: bool,
 }
 
 impl Ladders {
@@ -90,6 +92,7 @@ impl Ladders {
                 Some(sizes) => Ladder::of(sizes.iter().copied(), context_length),
                 None => Ladder::doubling(context_length),
             },
+            is_exact: false,
         }
     }
 
@@ -97,7 +100,8 @@ impl Ladders {
     /// run at once, since cutting one would change it too.
     pub fn without_filler(&self) -> Ladders {
         let longest = self.capacity.largest();
-        Ladders { length: Ladder::exact(longest), rows: Ladder::exact(1), capacity: self.capacity.clone() }
+        let capacity = self.capacity.clone();
+        Ladders { length: Ladder::exact(longest), rows: Ladder::exact(1), capacity, is_exact: true }
     }
 
     /// The same ladders for chunks of at most so many tokens: the chunk is rounded up to a size that there is.

@@ -52,11 +52,13 @@ pub struct PlannedRow {
     pub is_last: bool,
 }
 
-impl PlannedRow {
-    /// Where the scores of this row are: behind its last valid token.
-    pub fn logits_index(&self) -> usize {
-        self.valid - 1
-    }
+/// Behind which tokens of each row a step gives scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// The last valid one.
+    Last,
+    /// Every one; filler repeats the last valid one.
+    All,
 }
 
 /// One step.
@@ -68,12 +70,30 @@ pub struct StepPlan {
     pub shape: StepShape,
     /// Its rows: successive slots. What follows in the Program's rows is filler.
     pub rows: Vec<PlannedRow>,
+    /// Which scores it gives.
+    pub scores: Scores,
 }
 
 impl StepPlan {
     /// The first slot.
     pub fn first_slot(&self) -> usize {
         self.rows.first().map_or(0, |row| row.slot)
+    }
+
+    /// Tokens of a row behind which there are scores.
+    pub fn scored(&self) -> usize {
+        match self.scores {
+            Scores::Last => 1,
+            Scores::All => self.shape.length,
+        }
+    }
+
+    /// Behind which token of a row the scores of this number are.
+    pub fn logits_index(&self, row: &PlannedRow, number: usize) -> usize {
+        match self.scores {
+            Scores::Last => row.valid - 1,
+            Scores::All => number.min(row.valid - 1),
+        }
     }
 
     /// Tokens that are computed and thrown away.
@@ -110,7 +130,7 @@ fn plan_prefill(slot: usize, row: RowState, limits: Limits<'_>) -> StepPlan {
     let length = limits.ladders.length.at_least(valid).unwrap_or(valid);
     let planned = PlannedRow { slot, cached: row.cached, valid, is_last: valid == row.pending() };
     let shape = StepShape { rows: 1, length, capacity: capacity_for(row.cached + valid, limits) };
-    StepPlan { phase: Phase::Prefill, shape, rows: vec![planned] }
+    StepPlan { phase: Phase::Prefill, shape, rows: vec![planned], scores: Scores::Last }
 }
 
 fn plan_decode(first: usize, rows: &[RowState], limits: Limits<'_>) -> StepPlan {
@@ -127,7 +147,7 @@ fn plan_decode(first: usize, rows: &[RowState], limits: Limits<'_>) -> StepPlan 
     });
     let longest = rows.iter().map(|row| row.length).max().unwrap_or(0);
     let shape = StepShape { rows: size, length: 1, capacity: capacity_for(longest, limits) };
-    StepPlan { phase: Phase::Decode, shape, rows: planned.collect() }
+    StepPlan { phase: Phase::Decode, shape, rows: planned.collect(), scores: Scores::Last }
 }
 
 /// The cache as it is, or grown to hold so many tokens.
@@ -159,7 +179,7 @@ mod tests {
         let prefill = plan(&[row(5, 4), row(25, 0), row(9, 9)], limits);
         let planned = PlannedRow { slot: 1, cached: 0, valid: 16, is_last: false };
         let shape = StepShape { rows: 1, length: 16, capacity: 256 };
-        assert_eq!(prefill, Some(StepPlan { phase: Phase::Prefill, shape, rows: vec![planned] }));
+        assert_eq!(prefill, Some(StepPlan { phase: Phase::Prefill, shape, rows: vec![planned], scores: Scores::Last }));
         let decode =
             plan(&[row(5, 4), row(25, 24), row(9, 9), row(7, 6)], limits).map(|plan| (plan.shape, plan.rows.len()));
         assert_eq!(decode, Some((StepShape { rows: 2, length: 1, capacity: 256 }, 2)));

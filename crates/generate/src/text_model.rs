@@ -22,7 +22,7 @@ pub enum InputRole {
     Mask,
     /// Tokens that are cached, i32 [rows].
     Lengths,
-    /// Which new token's scores are wanted, i64 [rows].
+    /// Behind which new tokens scores are wanted, i64 [rows, scored].
     LogitsIndex,
     /// Keys or values of a layer's cache.
     Past(usize, Half),
@@ -31,7 +31,7 @@ pub enum InputRole {
 /// What an output of the Session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputRole {
-    /// Scores [rows, 1, vocabulary].
+    /// Scores [rows, scored, vocabulary].
     Logits,
     /// Keys or values of the new tokens of a layer [rows, heads, length, size].
     Present(usize, Half),
@@ -76,7 +76,7 @@ pub struct TextModelParts {
 
 /// What a step gave.
 pub struct StepOutputs {
-    /// Scores of each row of the Program.
+    /// Scores of each row of the plan, as many as the plan asks for, one row after another.
     pub logits: Vec<Vec<f32>>,
     /// Keys and values of new tokens by layer: bytes of [rows, heads, length, size].
     pub present: Vec<(usize, Half, Vec<u64>)>,
@@ -153,7 +153,7 @@ impl TextModel {
 
     fn output_elements(&self, role: OutputRole, plan: &StepPlan) -> usize {
         match role {
-            OutputRole::Logits => plan.shape.rows * self.shared.vocabulary,
+            OutputRole::Logits => plan.shape.rows * plan.scored() * self.shared.vocabulary,
             OutputRole::Present(layer, half) => {
                 let layout = &self.shared.layers[layer];
                 let size = match half {
@@ -168,7 +168,8 @@ impl TextModel {
     /// Scores of the rows of a plan as f32.
     fn read_logits(&self, words: &[u64], dtype: DType, plan: &StepPlan) -> Result<Vec<Vec<f32>>, TensorError> {
         let vocabulary = self.shared.vocabulary;
-        let bytes: &[u8] = &bytemuck::cast_slice(words)[..plan.shape.rows * vocabulary * dtype.size_bytes()];
+        let bytes: &[u8] =
+            &bytemuck::cast_slice(words)[..plan.rows.len() * plan.scored() * vocabulary * dtype.size_bytes()];
         let row = |row: usize| {
             let bytes = &bytes[row * vocabulary * dtype.size_bytes()..][..vocabulary * dtype.size_bytes()];
             match dtype {
@@ -179,7 +180,7 @@ impl TextModel {
                 }
             }
         };
-        (0..plan.rows.len()).map(row).collect()
+        (0..plan.rows.len() * plan.scored()).map(row).collect()
     }
 }
 
@@ -222,7 +223,10 @@ impl Input {
                 Input::integers(dtype, vec![rows], (0..rows).map(|row| plan.rows[planned(row)].cached as i64))
             }
             InputRole::LogitsIndex => {
-                Input::integers(dtype, vec![rows], (0..rows).map(|row| plan.rows[planned(row)].logits_index() as i64))
+                let scored = plan.scored();
+                let places = (0..rows).flat_map(|row| (0..scored).map(move |number| (row, number)));
+                let index = |(row, number)| plan.logits_index(&plan.rows[planned(row)], number) as i64;
+                Input::integers(dtype, vec![rows, scored], places.map(index))
             }
             InputRole::Past(layer, half) => Input::Cache { dtype, layer, half, shape: cache.shape(layer, half, rows) },
         }

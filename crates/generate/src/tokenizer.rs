@@ -177,6 +177,12 @@ impl Tokenizer {
         }
     }
 
+    /// The text of a token that is not the first of a text.
+    pub(crate) fn word_behind_another(&self, id: u32) -> String {
+        let (alone, twice) = (self.words(&[id]), self.words(&[id, id]));
+        twice.strip_prefix(&alone).map_or(alone.clone(), ToString::to_string)
+    }
+
     /// The text of tokens of which none stands for a byte.
     pub(crate) fn words(&self, ids: &[u32]) -> String {
         self.shared.file.decode(ids, false).unwrap_or_default()

@@ -121,7 +121,15 @@ fn defect_11_rows_are_filled_to_their_longest_and_not_beyond() {
 fn defect_15_scores_are_those_of_one_row_a_sequence() {
     let model = model("llama-fp32");
     let logits = model.session().interface().outputs.iter().find(|output| output.name == "logits").unwrap();
-    assert_eq!(logits.ty.to_string(), "f32[rows,1,320]");
+    assert_eq!(logits.ty.to_string(), "f32[rows,scored,320]");
+    let mut generator = Generator::new(&model, endless(&model, 2)).unwrap();
+    let scored = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = scored.clone();
+    generator.observe(Box::new(move |plan, _| seen.lock().unwrap().push(plan.scored())));
+    generator.append(&[&[5; 20], &[6; 3]]).unwrap();
+    generator.next().unwrap();
+    generator.next().unwrap();
+    assert!(!scored.lock().unwrap().is_empty() && scored.lock().unwrap().iter().all(|&scored| scored == 1));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Keeps one row a sequence of an output: `y [batch, length, ..]` becomes `y [batch, 1, ..]`, the row that a new input
-//! `index` i64 [batch] names.
+//! Keeps some rows of each sequence of an output: `y [batch, length, ..]` becomes `y [batch, wanted, ..]`, the rows that a new
+//! input `index` i64 [batch, wanted] names.
 //!
 //! Before: every row goes through the last layers. After: rows are gathered as early as nothing else needs the others:
 //! before the last norm and the product with the vocabulary, and before what of the last layer only this output reads.
@@ -11,17 +11,18 @@ use precast_ir::op::{GatherNd, Reshape};
 use precast_ir::{Definition, Graph, Node, Op, ValueId};
 use precast_tensor::{DType, Dim, Type};
 
-/// The Graph with one row a sequence of the output called `output`, chosen by a new input called `index`.
-pub fn gather_rows(graph: &Graph, output: &str, index: &str) -> Result<Graph, GraphError> {
-    let Some(wanted) = graph.outputs().iter().find(|port| port.name == output).map(|port| port.value) else {
+/// The Graph with `wanted` rows of each sequence of the output called `output`, chosen by a new input called `index`.
+pub fn gather_rows(graph: &Graph, output: &str, index: &str, wanted: Dim) -> Result<Graph, GraphError> {
+    let Some(value) = graph.outputs().iter().find(|port| port.name == output).map(|port| port.value) else {
         return Ok(graph.clone());
     };
-    let [batch, length, _, ..] = &graph.ty(wanted).dims[..] else { return Ok(graph.clone()) };
+    let [batch, length, _, ..] = &graph.ty(value).dims[..] else { return Ok(graph.clone()) };
     let others = graph.outputs().iter().filter(|port| port.name != output).map(|port| port.value);
-    let rows = Rows::of(graph, wanted, (batch, length), closure(graph, others));
+    let rows = Rows::of(graph, value, (batch, length), closure(graph, others));
     let mut copy = GraphCopy::with_inputs(graph);
-    let index = copy.new.add_input(index, Type::new(DType::I64, vec![batch.clone()]));
-    let mut gathering = Gathering { rows: &rows, new: vec![None; graph.values().len()], index, batch: batch.clone() };
+    let index = copy.new.add_input(index, Type::new(DType::I64, vec![batch.clone(), wanted.clone()]));
+    let shape = vec![batch.clone(), wanted, Dim::ONE];
+    let mut gathering = Gathering { rows: &rows, new: vec![None; graph.values().len()], index, shape };
     for &input in graph.inputs() {
         gathering.at_border(&mut copy, input)?;
     }
@@ -131,7 +132,8 @@ struct Gathering<'r> {
     rows: &'r Rows,
     new: Vec<Option<ValueId>>,
     index: ValueId,
-    batch: Dim,
+    /// Sizes of the index as a gather reads it.
+    shape: Vec<Dim>,
 }
 
 impl Gathering<'_> {
@@ -142,7 +144,7 @@ impl Gathering<'_> {
         }
         let whole = copy.get(value);
         let provenance = Provenance::default();
-        let shape = vec![self.batch.clone(), Dim::ONE, Dim::ONE];
+        let shape = self.shape.clone();
         let index = copy.new.add_node(Op::Reshape(Reshape { shape }), &[self.index], &provenance)?[0];
         let gather = Op::GatherNd(GatherNd { batch_axes: 1 });
         self.new[value.0 as usize] = Some(copy.new.add_node(gather, &[whole, index], &provenance)?[0]);
@@ -186,7 +188,7 @@ mod tests {
     #[test]
     fn rows_are_gathered_where_nothing_else_needs_the_others() {
         let graph = text::parse(SOURCE, &NoConstants).unwrap();
-        let gathered = gather_rows(&graph, "logits", "index").unwrap();
+        let gathered = gather_rows(&graph, "logits", "index", Dim::symbol("w")).unwrap();
         let rows: Vec<String> = gathered
             .nodes()
             .iter()
@@ -194,12 +196,12 @@ mod tests {
             .collect();
         let expected = [
             "binary f32[b,l,2]",
-            "reshape i64[b,1,1]",
-            "gather_nd f32[b,1,2]",
+            "reshape i64[b,w,1]",
+            "gather_nd f32[b,w,2]",
             "transpose f32[b,2,l]",
-            "unary f32[b,1,2]",
-            "rms_norm f32[b,1,2]",
-            "matmul f32[b,1,3]",
+            "unary f32[b,w,2]",
+            "rms_norm f32[b,w,2]",
+            "matmul f32[b,w,3]",
         ];
         assert_eq!(rows, expected);
         let tensor = |shift: f32| {
@@ -207,10 +209,15 @@ mod tests {
             Tensor::from_vec(vec![2, 3, 2], elements).unwrap()
         };
         let whole = eval_graph(&graph, &[tensor(1.0), tensor(0.5)]).unwrap();
-        let index = Tensor::from_vec(vec![2], vec![2i64, 0]).unwrap();
-        let chosen = eval_graph(&gathered, &[tensor(1.0), tensor(0.5), index]).unwrap();
         let all = whole[0].to_f64_vec();
-        assert_eq!(chosen[0].to_f64_vec(), [&all[6..9], &all[9..12]].concat());
-        assert_eq!(chosen[1], whole[1]);
+        let chosen = |wanted: usize, index: &[i64]| {
+            let index = Tensor::from_vec(vec![2, wanted], index.to_vec()).unwrap();
+            eval_graph(&gathered, &[tensor(1.0), tensor(0.5), index]).unwrap()
+        };
+        let one = chosen(1, &[2, 0]);
+        assert_eq!(one[0].to_f64_vec(), [&all[6..9], &all[9..12]].concat());
+        assert_eq!(one[1], whole[1]);
+        let two = chosen(2, &[0, 2, 1, 1]);
+        assert_eq!(two[0].to_f64_vec(), [&all[0..3], &all[6..9], &all[12..15], &all[12..15]].concat());
     }
 }

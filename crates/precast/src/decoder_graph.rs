@@ -25,8 +25,10 @@ const LENGTH: &str = "length";
 const CAPACITY: &str = "capacity";
 /// The input that says how many tokens of each row are cached.
 const LENGTHS_INPUT: &str = "precast.cached_lengths";
-/// The input that says which row's scores are wanted.
+/// The input that says behind which tokens scores are wanted.
 const INDEX_INPUT: &str = "precast.logits_index";
+/// Tokens of a row behind which scores are wanted.
+const SCORED: &str = "scored";
 
 /// A decoder's Graph and what its inputs and outputs are.
 pub(crate) struct DecoderGraph {
@@ -61,7 +63,7 @@ pub(crate) fn decoder_graph(
     let split = split_caches(&imported, &roles)?;
     let split = with_new_tokens_alone(&split, &roles)?;
     let vocabulary = vocabulary_of(&split, &roles, config)?;
-    let gathered = gather_rows(&split, &roles.logits, INDEX_INPUT)?;
+    let gathered = gather_rows(&split, &roles.logits, INDEX_INPUT, Dim::symbol(SCORED))?;
     let graph = without_unread_inputs(&run_passes(&gathered, CANONICAL, passes)?)?;
     imported.release_pages();
     let names = PortNames::of(&roles);

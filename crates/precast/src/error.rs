@@ -3,6 +3,7 @@
 use precast_cache::CacheError;
 use precast_generate::GenerateError;
 use precast_generate::config::{FolderError, OpenError};
+use precast_generate::engine::EngineError;
 use precast_generate::roles::RoleError;
 use precast_generate::text_model::StepError;
 use precast_generate::tokenizer::TokenizerError;
@@ -111,6 +112,9 @@ pub enum Error {
     /// A text could not be generated.
     #[error(transparent)]
     Generate(#[from] GenerateError),
+    /// An engine refused a request, or has ended.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
 }
 
 /// Classes of errors, one for each way a caller may want to react.
@@ -164,11 +168,23 @@ impl Error {
             Error::Tokenizer(TokenizerError::Folder(error)) => folder_kind(error),
             Error::Tokenizer(TokenizerError::Malformed { .. }) => ErrorKind::Model,
             Error::Tokenizer(TokenizerError::Encode(_) | TokenizerError::Template(_)) => ErrorKind::Usage,
-            Error::Generate(GenerateError::Step(StepError::Session(error))) => session_kind(error),
-            Error::Generate(GenerateError::Step(StepError::Tensor(_)) | GenerateError::Rule { .. }) => ErrorKind::Model,
-            Error::Generate(GenerateError::Params(_) | GenerateError::Input(_)) => ErrorKind::Usage,
-            Error::Generate(GenerateError::Seed(_)) => ErrorKind::Device,
+            Error::Generate(error) | Error::Engine(EngineError::Generate(error)) => generate_kind(error),
+            Error::Engine(EngineError::Request(_) | EngineError::Params(_) | EngineError::Guidance(_)) => {
+                ErrorKind::Usage
+            }
+            Error::Engine(EngineError::Answer(_)) => ErrorKind::Model,
+            Error::Engine(EngineError::Stopped(_)) => ErrorKind::Device,
         }
+    }
+}
+
+/// What kind of failure a generator's is.
+fn generate_kind(error: &GenerateError) -> ErrorKind {
+    match error {
+        GenerateError::Step(StepError::Session(error)) => session_kind(error),
+        GenerateError::Step(StepError::Tensor(_)) | GenerateError::Rule { .. } => ErrorKind::Model,
+        GenerateError::Params(_) | GenerateError::Input(_) => ErrorKind::Usage,
+        GenerateError::Seed(_) => ErrorKind::Device,
     }
 }
 

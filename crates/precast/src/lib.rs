@@ -46,7 +46,7 @@ pub use error::{Error, ErrorKind};
 pub use folder_store::FolderStore;
 pub use model::{DeclaredOutput, DeclaredValue, InputInfo, Model, ModelMetadata, ModelSummary};
 pub use open_session::{Form, ModelSession, OpenOptions, batch_symbol, program_records};
-pub use open_text_model::{TextFolder, TextOptions, open_text_model};
+pub use open_text_model::{GivenDevice, TextFolder, TextOptions, open_text_model, open_text_model_on};
 pub use precast_cache::{
     CacheError, CacheOptions, Event as CacheEvent, Explanation, FieldDiff, GcOptions, KeyRecord, Miss,
     Mode as CacheMode, Nearest, ProgramCache, ProgramKey, PublicKey, RemoteOptions, SignKey, Signing, Transfer,
@@ -54,6 +54,9 @@ pub use precast_cache::{
 pub use precast_cpu::step::Tactic;
 pub use precast_cpu::{Isa, TuneMode, TuneOptions};
 pub use precast_generate as generate;
+pub use precast_generate::engine::{
+    Engine, EngineError, EngineMetrics, EngineOptions, Event, Guidance, Request, RequestHandle,
+};
 pub use precast_ir::{Graph, text};
 pub use precast_onnx::{
     DeclaredDim, DeclaredType, ImportError, ImportOptions, Imported, StringTensor, UnsupportedNode, onnx_name,

@@ -4,17 +4,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use precast_cache::{CacheOptions, Mode, ProgramCache};
-use precast_generate::config::{self, Folder, GenerationConfig, Source};
+use precast_generate::config::{self, Folder, GenerationConfig, NamedDevice, Source};
+use precast_generate::engine::{Engine, EngineOptions};
 use precast_generate::ladder::Ladders;
 use precast_generate::text_model::{TextModel, TextModelParts};
 use precast_generate::tokenizer::{TOKENIZER_FILE, Tokenizer};
+use precast_program::{Device, Target};
 use precast_session::{Interface, OnMiss, OnMissChain, Session, SessionOptions, Startup};
 
 use crate::decoder_graph::decoder_graph;
 use crate::device_name::{DeviceKind, DeviceName, resolve_device_with_notice};
 use crate::error::Error;
 use crate::model::Model;
-use crate::open_device::open_device;
+use crate::open_device::{OpenDevice, open_device};
 use crate::runner::RunnerOptions;
 
 /// Tokens of a prompt that run at once on the CPU.
@@ -46,6 +48,23 @@ impl Default for TextOptions {
     }
 }
 
+impl TextOptions {
+    /// Asks for a device by any of its names. The first that is asked for is the device; the CPU behind it means nothing, and
+    /// any other second device is an error. Gives what a person should know if they wrote another name.
+    pub fn append_provider(&mut self, name: &str) -> Result<Option<String>, Error> {
+        let resolved = resolve_device_with_notice(name)?;
+        match self.device {
+            None => self.device = Some(resolved.name),
+            Some(_) if resolved.name.kind == DeviceKind::Cpu => {}
+            Some(first) => {
+                let second = resolved.name;
+                return Err(Error::Request(format!("'{second}' is a second device; '{first}' is the device already")));
+            }
+        }
+        Ok(resolved.notice)
+    }
+}
+
 /// A model folder that is open.
 pub struct TextFolder {
     /// The decoder on its device.
@@ -56,12 +75,34 @@ pub struct TextFolder {
     pub notices: Vec<String>,
 }
 
+/// A device that is open already, and the target that compiles for it.
+pub struct GivenDevice {
+    /// Its name.
+    pub name: DeviceName,
+    /// Compiles for it.
+    pub target: Arc<dyn Target>,
+    /// Runs what was compiled.
+    pub device: Arc<dyn Device>,
+}
+
 /// Opens a model folder.
 pub fn open_text_model(directory: &Path, options: &TextOptions) -> Result<TextFolder, Error> {
+    open(directory, options, None)
+}
+
+/// Opens a model folder on a device that is open already, whatever the folder says.
+pub fn open_text_model_on(directory: &Path, options: &TextOptions, device: GivenDevice) -> Result<TextFolder, Error> {
+    open(directory, options, Some(device))
+}
+
+fn open(directory: &Path, options: &TextOptions, given: Option<GivenDevice>) -> Result<TextFolder, Error> {
     let folder = Folder::open(directory)?;
     let config = read_config(&folder, options)?;
     let mut notices = config.notices.clone();
-    let (device, notice) = device_of(&config, options)?;
+    let (device, notice) = match &given {
+        Some(given) => (given.name, None),
+        None => device_of(&config, options)?,
+    };
     notices.extend(notice);
     let mut runner = RunnerOptions { device, ..options.runner.clone() };
     if config.model.decoder.threads > 0 {
@@ -69,17 +110,54 @@ pub fn open_text_model(directory: &Path, options: &TextOptions) -> Result<TextFo
     }
     let path = folder.path(&config.model.decoder.filename)?;
     let tokenizer = open_tokenizer(&folder, &config, &mut notices)?;
-    let model = open_decoder(&Model::open(&path)?, config, runner, options, &mut notices)?;
+    let cache = Arc::new(ProgramCache::open(cache_options(options))?);
+    let device = match given {
+        Some(GivenDevice { name, target, device }) => {
+            OpenDevice { target, device, more: Vec::new(), cpu: None, label: name.to_string() }
+        }
+        None => open_device(&runner, &cache)?,
+    };
+    let model = open_decoder(&Model::open(&path)?, config, runner, options, (device, cache), &mut notices)?;
     Ok(TextFolder { model, tokenizer, notices })
+}
+
+fn cache_options(options: &TextOptions) -> CacheOptions {
+    match &options.cache {
+        Some(folder) => CacheOptions::new(folder),
+        None => CacheOptions { mode: Mode::Off, ..CacheOptions::new("") },
+    }
+}
+
+impl TextFolder {
+    /// How an engine on this folder shares its device: what the folder says.
+    pub fn engine_options(&self) -> EngineOptions {
+        EngineOptions::from_config(self.model.config(), available_bytes())
+    }
+
+    /// An engine on this folder, with text where the folder has a tokenizer.
+    pub fn engine(&self, options: EngineOptions) -> Result<Engine, Error> {
+        Ok(Engine::new(&self.model, self.tokenizer.as_ref(), options)?)
+    }
+}
+
+/// Memory of the host that is free for pages, where the system says.
+fn available_bytes() -> Option<usize> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: usize = line.split_whitespace().next()?.parse().ok()?;
+    kibibytes.checked_mul(1024)
 }
 
 /// The configuration of a folder, without opening its decoder.
 fn read_config(folder: &Folder, options: &TextOptions) -> Result<GenerationConfig, Error> {
-    let kind_of = |name: &str| match resolve_device_with_notice(name) {
-        Ok(resolved) => Ok(resolved.name.kind.name().to_string()),
+    let device_of = |name: &str| match resolve_device_with_notice(name) {
+        Ok(resolved) => {
+            let kind = resolved.name.kind;
+            Ok(NamedDevice { kind: kind.name().to_string(), is_host: kind == DeviceKind::Cpu })
+        }
         Err(error) => Err(format!("cannot be the device: {error}")),
     };
-    let config = config::open(folder, options.overlays.clone(), &kind_of)?;
+    let config = config::open(folder, options.overlays.clone(), &device_of)?;
     if config.model.draft.is_some() {
         return Err(Error::Request("model.draft: speculation with a draft model is not supported yet".to_string()));
     }
@@ -127,14 +205,9 @@ fn open_decoder(
     config: GenerationConfig,
     runner: RunnerOptions,
     options: &TextOptions,
+    (device, cache): (OpenDevice, Arc<ProgramCache>),
     notices: &mut Vec<String>,
 ) -> Result<TextModel, Error> {
-    let cache = match &options.cache {
-        Some(folder) => CacheOptions::new(folder),
-        None => CacheOptions { mode: Mode::Off, ..CacheOptions::new("") },
-    };
-    let cache = Arc::new(ProgramCache::open(cache)?);
-    let device = open_device(&runner, &cache)?;
     let decoder = decoder_graph(model, &config, &runner.passes)?;
     let mut session = SessionOptions {
         on_miss: on_miss(&config)?,

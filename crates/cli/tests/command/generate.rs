@@ -117,3 +117,64 @@ fn a_folder_shows_what_it_caches() {
     let text = run(&bench, "inspect", "gemma2-fp32", "").stdout;
     assert!(text.contains("  layers 0: 2 heads of 16 and 16 f32, the last 16 tokens\n"), "{text}");
 }
+
+#[test]
+fn answers_follow_grammars() {
+    let bench = Bench::new();
+    let outcome = run(&bench, "generate", "llama-fp32", "-p hello -n 40 --regex [0-9]{2}-[ab]{3} --quiet");
+    assert_eq!((outcome.exit, outcome.stderr.as_str()), (0, ""));
+    let answer = outcome.stdout.trim_end();
+    let (digits, letters) = answer.split_once('-').unwrap();
+    assert!(digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_digit()), "{answer}");
+    assert!(letters.len() == 3 && letters.bytes().all(|byte| b"ab".contains(&byte)), "{answer}");
+    bench.write("s.json", br#"{"type":"array","items":{"type":"boolean"},"minItems":2,"maxItems":2}"#);
+    let outcome = run(&bench, "generate", "llama-fp32", "-p hello -n 60 --schema s.json --json --quiet");
+    let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let value: Vec<bool> = serde_json::from_str(json["answers"][0]["text"].as_str().unwrap()).unwrap();
+    assert_eq!((value.len(), json["answers"][0]["finish"].as_str()), (2, Some("grammar_end")));
+    let outcome = run(&bench, "generate", "llama-fp32", "-p hello --regex ( --quiet");
+    assert_eq!(outcome.exit, 2);
+    assert!(outcome.stderr.starts_with("error: regular expression: "), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_folder_that_speculates_says_the_same() {
+    let bench = Bench::new();
+    bench.write("o.json", br#"{"speculative": {"ngram_size": 2}, "engine": {"static_batching": {}}}"#);
+    let outcome = run(&bench, "generate", "llama-fp32", "--tokens 5,6,7,8 -n 6 --overlay o.json --json --quiet");
+    let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(json["answers"][0]["tokens"], serde_json::json!([86, 282, 221, 15, 180, 176]));
+}
+
+#[test]
+fn folders_are_verified_against_golden_cases() {
+    let bench = Bench::new();
+    let golden = folder("golden.json");
+    let against = format!("--against {} --quiet", golden.display());
+    let outcome = run(&bench, "verify", "qwen2-fp32", &against);
+    assert_eq!((outcome.exit, outcome.stdout.ends_with("verdict  equal tokens\n")), (0, true), "{}", outcome.stdout);
+    bench.write(
+        "wrong.json",
+        br#"{"cases":[{"id":"w","prompts":[[5,6,7,8]],"max_new_tokens":3,"generated":[[86,282,9]]}]}"#,
+    );
+    let outcome = run(&bench, "verify", "llama-fp32", "--against wrong.json --quiet");
+    assert_eq!(outcome.exit, 4);
+    let line = "generator, row 0, step 2: 9 was expected and 221 came; likeliest here: 221 (";
+    assert!(outcome.stdout.contains(line) && outcome.stdout.contains("engine, row 0, step 2"), "{}", outcome.stdout);
+    let outcome = run(&bench, "verify", "phi3-fp32", "--against none.json --quiet");
+    assert_eq!(outcome.exit, 2);
+}
+
+#[test]
+fn rows_of_bench_can_be_compared_and_stored() {
+    let bench = Bench::new();
+    let outcome = run(&bench, "bench", "gpt2_like-fp32", "-p 8 -n 0 -r 1 -o json --quiet");
+    bench.write("old.json", outcome.stdout.as_bytes());
+    let outcome = run(&bench, "bench", "gpt2_like-fp32", "-p 8 -n 0 -r 1 --compare old.json --quiet");
+    assert!(outcome.stdout.starts_with("| test | batch | tokens/s | first token | padding | before | ratio |"));
+    let outcome = run(&bench, "bench", "gpt2_like-fp32", "-p 8 -n 0 -r 1 -o sql --quiet");
+    assert!(outcome.stdout.contains("INSERT INTO bench VALUES ('cpu', 'pp8', 1, "), "{}", outcome.stdout);
+    bench.write("bad.json", b"{}");
+    let outcome = run(&bench, "bench", "gpt2_like-fp32", "-p 8 --compare bad.json --quiet");
+    assert_eq!((outcome.exit, outcome.stderr.as_str()), (2, "error: 'bad.json': has no \"rows\"\n"));
+}

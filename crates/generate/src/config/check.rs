@@ -19,13 +19,21 @@ pub struct Fault {
     pub message: String,
 }
 
-/// The kind of device that a name means (`cpu`, `cuda`, `hip`), or why it means none. The one table of device names lives
-/// in a room above this one.
-pub type DeviceKindOf<'a> = &'a dyn Fn(&str) -> Result<String, String>;
+/// What a name of a device means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedDevice {
+    /// The canonical name of its kind.
+    pub kind: String,
+    /// Whether it is the CPU.
+    pub is_host: bool,
+}
+
+/// The device that a name means, or why it means none. The one table of device names lives in a room above this one.
+pub type DeviceOf<'a> = &'a dyn Fn(&str) -> Result<NamedDevice, String>;
 
 /// Checks one configuration.
 pub struct Check<'a> {
-    device_kind_of: DeviceKindOf<'a>,
+    device_of: DeviceOf<'a>,
     /// What is wrong.
     pub faults: Vec<Fault>,
     /// Keys that were accepted and have no effect.
@@ -34,8 +42,8 @@ pub struct Check<'a> {
 
 impl<'a> Check<'a> {
     /// A check without findings.
-    pub fn new(device_kind_of: DeviceKindOf<'a>) -> Check<'a> {
-        Check { device_kind_of, faults: Vec::new(), without_effect: BTreeSet::new() }
+    pub fn new(device_of: DeviceOf<'a>) -> Check<'a> {
+        Check { device_of, faults: Vec::new(), without_effect: BTreeSet::new() }
     }
 
     /// Checks an object and all below it.
@@ -162,8 +170,8 @@ impl<'a> Check<'a> {
                 continue;
             };
             let path = joined(&path, &member.key);
-            match (self.device_kind_of)(&member.key) {
-                Ok(kind) => self.provider_options(&member.node, &kind, &path),
+            match (self.device_of)(&member.key) {
+                Ok(device) => self.provider_options(&member.node, &device.kind, &path),
                 Err(reason) => self.fault(member.place, &path, reason),
             }
         }
@@ -225,9 +233,9 @@ impl<'a> Check<'a> {
         self.fault(node.place, path, format!("is {found}; {expected} was expected"));
     }
 
-    /// The kind of device that a name means.
-    pub fn device_kind(&self, name: &str) -> Option<String> {
-        (self.device_kind_of)(name).ok()
+    /// The device that a name means.
+    pub fn device(&self, name: &str) -> Option<NamedDevice> {
+        (self.device_of)(name).ok()
     }
 
     /// Notes a fault.

@@ -13,7 +13,7 @@ mod tests;
 use std::fmt;
 use std::path::Path;
 
-pub use check::{DeviceKindOf, Fault};
+pub use check::{DeviceOf, Fault, NamedDevice};
 pub use folder::{Folder, FolderError};
 pub use json::{Place, Source};
 
@@ -278,12 +278,12 @@ pub fn parse(
     config: Source,
     overlays: Vec<Source>,
     tuning: Option<Source>,
-    device_kind_of: DeviceKindOf<'_>,
+    device_of: DeviceOf<'_>,
 ) -> Result<GenerationConfig, ConfigError> {
     let mut sources = vec![config];
     sources.extend(overlays);
     let merged = merge_sources(&sources)?;
-    let mut check = Check::new(device_kind_of);
+    let mut check = Check::new(device_of);
     check.object(&merged, &keys::ROOT, "");
     read::check_across(&merged, &mut check);
     let tuning_node = match tuning {
@@ -309,11 +309,7 @@ pub fn parse(
 }
 
 /// Reads the configuration of a folder; without one of its own, what transformers says of the model stands for it.
-pub fn open(
-    folder: &Folder,
-    overlays: Vec<Source>,
-    device_kind_of: DeviceKindOf<'_>,
-) -> Result<GenerationConfig, OpenError> {
+pub fn open(folder: &Folder, overlays: Vec<Source>, device_of: DeviceOf<'_>) -> Result<GenerationConfig, OpenError> {
     let source = |name: &str| -> Result<Source, OpenError> {
         Ok(Source { name: name.to_string(), text: folder.read_text(name)? })
     };
@@ -325,7 +321,7 @@ pub fn open(
         true => source(CONFIG_FILE)?,
         false => plain_config(folder)?,
     };
-    let config = parse(config, overlays, tuning, device_kind_of)?;
+    let config = parse(config, overlays, tuning, device_of)?;
     let decoders = std::iter::once(&config.model.decoder).chain(&config.model.draft);
     for path in decoders.map(|decoder| decoder.filename.as_str()).chain(config.model.tokenizer_dir.as_deref()) {
         folder.path(path)?;

@@ -65,7 +65,7 @@ fn check_decoder(decoder: &Node, path: &str, check: &mut Check<'_>) {
     let providers = decoder.at(&["session_options", "provider_options"]).map_or(&[][..], Node::elements);
     for (position, entry) in providers.iter().enumerate().skip(1) {
         let [member] = entry.members() else { continue };
-        if check.device_kind(&member.key).is_some_and(|kind| kind != "cpu") {
+        if check.device(&member.key).is_some_and(|device| !device.is_host) {
             let path = format!("{path}.session_options.provider_options[{position}].{}", member.key);
             check.fault(member.place, &path, "is a second device; the first entry is the device of the model");
         }
@@ -117,8 +117,6 @@ pub fn read(root: &Node, tuning: Option<&Node>, mut notices: Vec<String>) -> Gen
         None => read_dynamic(part(&["engine", "dynamic_batching"])),
     };
     let tuning = read_tuning(Part(tuning.unwrap_or(&empty)));
-    let ahead = ["speculative", "engine"].into_iter().filter(|key| root.at(&[key]).is_some());
-    notices.extend(ahead.map(|key| format!("{key}: there is no engine yet, so it has no effect")));
     GenerationConfig { model, search, speculative, engine, tuning, notices }
 }
 

@@ -4,15 +4,17 @@
 use std::fs;
 
 use super::*;
+use crate::engine::EngineOptions;
 
 /// A device table of three words.
-fn device_kind_of(name: &str) -> Result<String, String> {
-    match name.to_ascii_lowercase().as_str() {
-        "cpu" => Ok("cpu".to_string()),
-        "cuda" => Ok("cuda".to_string()),
-        "amdgpu" => Ok("hip".to_string()),
-        _ => Err("is no device".to_string()),
-    }
+fn device_of(name: &str) -> Result<NamedDevice, String> {
+    let kind = match name.to_ascii_lowercase().as_str() {
+        "cpu" => "cpu",
+        "cuda" => "cuda",
+        "amdgpu" => "hip",
+        _ => return Err("is no device".to_string()),
+    };
+    Ok(NamedDevice { kind: kind.to_string(), is_host: kind == "cpu" })
 }
 
 fn source(name: &str, text: &str) -> Source {
@@ -21,7 +23,7 @@ fn source(name: &str, text: &str) -> Source {
 
 fn parse_with(text: &str, overlays: &[&str]) -> Result<GenerationConfig, ConfigError> {
     let overlay = |(position, text): (usize, &&str)| source(&format!("overlay{position}"), text);
-    parse(source("c", text), overlays.iter().enumerate().map(overlay).collect(), None, &device_kind_of)
+    parse(source("c", text), overlays.iter().enumerate().map(overlay).collect(), None, &device_of)
 }
 
 /// A configuration with something in `model`, in `model.decoder` and in the root.
@@ -162,11 +164,28 @@ fn overlays_change_delete_and_are_named() {
 }
 
 #[test]
-fn parts_for_the_engine_say_that_there_is_none() {
-    let text = with("", "", r#","speculative":{"ngram_size":3},"engine":{"static_batching":{}}"#);
-    let config = parse_with(&text, &[]).unwrap();
-    let expected = ["speculative", "engine"].map(|key| format!("{key}: there is no engine yet, so it has no effect"));
-    assert_eq!(config.notices, expected);
+fn parts_for_the_engine_become_its_options() {
+    let options = |engine: &str, tuning: &str| {
+        let text = with("", "", &format!(r#","speculative":{{"ngram_size":3,"cooldown":true}},"engine":{engine}"#));
+        let tuning = Some(source(TUNING_FILE, tuning));
+        let config = parse(source("c", &text), Vec::new(), tuning, &device_of).unwrap();
+        assert_eq!(config.notices, [""; 0]);
+        EngineOptions::from_config(&config, Some(1 << 20))
+    };
+    let dynamic = options(
+        r#"{"dynamic_batching":{"block_size":16,"gpu_utilization_factor":0.5,"max_batch_size":8,
+            "max_scheduled_tokens":64,"prefix_caching":true}}"#,
+        r#"{"prefill_share":0.5}"#,
+    );
+    assert_eq!((dynamic.page_tokens, dynamic.kv_bytes_max, dynamic.rows_max), (16, Some(1 << 19), 8));
+    assert_eq!((dynamic.speculation.ngram_size, dynamic.speculation.cooldown), (3, true));
+    let limits = dynamic.limits(512, 1024, 128).unwrap();
+    assert_eq!((limits.pages, limits.tokens_max, limits.prefill_min, limits.prefill_max), (32, 64, 32, 64));
+    assert_eq!((limits.length_max, limits.prefix_caching, limits.admitted_max), (512, true, usize::MAX));
+    let fixed = options(r#"{"static_batching":{"max_batch_size":3}}"#, r#"{"kv_page":100}"#);
+    let limits = fixed.limits(512, 1024, 128).unwrap();
+    assert_eq!((limits.page_tokens, limits.pages, limits.rows_max, limits.admitted_max), (100, 18, 3, 3));
+    assert!(dynamic.limits(512, 1 << 20, 128).unwrap_err().contains("room for none"));
 }
 
 #[test]
@@ -223,9 +242,8 @@ fn names_of_layers_say_where_the_number_goes() {
 
 #[test]
 fn our_own_settings_are_as_strict() {
-    let parse_tuning = |text: &str| {
-        parse(source("c", &with("", "", "")), Vec::new(), Some(source(TUNING_FILE, text)), &device_kind_of)
-    };
+    let parse_tuning =
+        |text: &str| parse(source("c", &with("", "", "")), Vec::new(), Some(source(TUNING_FILE, text)), &device_of);
     let config = parse_tuning(r#"{"length_buckets":[1,8],"chunk":64}"#).unwrap();
     assert_eq!((config.tuning.length_buckets, config.tuning.chunk), (Some(vec![1, 8]), Some(64)));
     assert_eq!(
@@ -251,7 +269,7 @@ fn defect_25_every_named_file_lies_inside_the_folder() {
                 "decoder":{{"filename":"m.onnx"}},"draft":{{"filename":"{decoder}"}}}}}}"#
         );
         fs::write(root.join(CONFIG_FILE), text).unwrap();
-        open(&folder, Vec::new(), &device_kind_of).map(drop).map_err(|error| error.to_string())
+        open(&folder, Vec::new(), &device_of).map(drop).map_err(|error| error.to_string())
     };
     assert_eq!(open_with("m.onnx", "."), Ok(()));
     let absolute = outer.path().join("outside.onnx").display().to_string();
@@ -273,10 +291,10 @@ fn a_folder_of_transformers_needs_no_configuration_of_its_own() {
         "eos_token_id":2,"rope_scaling":null,"num_hidden_layers":3,"pad_token_id":null}"#;
     fs::write(root.path().join("config.json"), text).unwrap();
     let folder = Folder::open(root.path()).unwrap();
-    let config = open(&folder, Vec::new(), &device_kind_of).unwrap().model;
+    let config = open(&folder, Vec::new(), &device_of).unwrap().model;
     assert_eq!((config.context_length, config.eos_token_ids, config.pad_token_id), (64, vec![2], None));
     assert_eq!((config.decoder.filename.as_str(), config.decoder.head_size), ("onnx/model.onnx", Some(8)));
     fs::write(root.path().join("second.onnx"), "").unwrap();
-    let error = open(&folder, Vec::new(), &device_kind_of).unwrap_err().to_string();
+    let error = open(&folder, Vec::new(), &device_of).unwrap_err().to_string();
     assert!(error.ends_with("2 ONNX files instead of one: onnx/model.onnx, second.onnx"), "{error}");
 }

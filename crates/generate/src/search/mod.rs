@@ -12,7 +12,7 @@ pub use beam::{BeamSearch, BeamStep, Hypothesis};
 pub use choose::{Choice, choose, log_softmax, log_softmax_at, top_logprobs};
 pub use params::{GeneratorParams, ParamsError};
 pub use philox::{Draw, uniform};
-pub use rules::{History, RuleError, apply_rules, check_logits};
+pub use rules::{History, RuleError, apply_rules, apply_rules_within, check_logits};
 pub use stop::{Passed, StopMatcher};
 
 /// Why a row ended.
@@ -26,6 +26,10 @@ pub enum FinishReason {
     MaxNewTokens,
     /// The row is as long as it may be.
     MaxLength,
+    /// Its grammar lets nothing follow.
+    GrammarEnd,
+    /// Whoever asked for it did not want more of it.
+    Cancelled,
 }
 
 impl FinishReason {
@@ -36,6 +40,8 @@ impl FinishReason {
             FinishReason::StopString(_) => "stop_string",
             FinishReason::MaxNewTokens => "max_new_tokens",
             FinishReason::MaxLength => "max_length",
+            FinishReason::GrammarEnd => "grammar_end",
+            FinishReason::Cancelled => "cancelled",
         }
     }
 }

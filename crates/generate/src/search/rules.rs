@@ -49,14 +49,25 @@ pub fn apply_rules(
     params: &GeneratorParams,
     eos: &[u32],
 ) -> Result<(), RuleError> {
+    apply_rules_within(logits, history, params, eos, &|_| ())
+}
+
+/// Applies the rules of a search to an answer that must follow a grammar: `mask` bans what the grammar does not allow.
+pub fn apply_rules_within(
+    logits: &mut [f32],
+    history: History<'_>,
+    params: &GeneratorParams,
+    eos: &[u32],
+    mask: &dyn Fn(&mut [f32]),
+) -> Result<(), RuleError> {
     let position = history.tokens.len();
     check_logits(logits, position)?;
     let is_too_short = position < params.search.min_length;
     let given = if is_too_short { logits.to_vec() } else { Vec::new() };
-    apply(logits, history, params, if is_too_short { eos } else { &[] });
+    apply(logits, history, params, mask, if is_too_short { eos } else { &[] });
     if is_too_short && is_empty(logits) {
         logits.copy_from_slice(&given);
-        apply(logits, history, params, &[]);
+        apply(logits, history, params, mask, &[]);
     }
     if is_empty(logits) { Err(RuleError::NothingAllowed { position }) } else { Ok(()) }
 }
@@ -65,12 +76,19 @@ fn is_empty(logits: &[f32]) -> bool {
     logits.iter().all(|&score| score == f32::NEG_INFINITY)
 }
 
-fn apply(logits: &mut [f32], history: History<'_>, params: &GeneratorParams, banned: &[u32]) {
+fn apply(
+    logits: &mut [f32],
+    history: History<'_>,
+    params: &GeneratorParams,
+    mask: &dyn Fn(&mut [f32]),
+    banned: &[u32],
+) {
     for (&token, &bias) in &params.logit_bias {
         if let Some(score) = logits.get_mut(token as usize) {
             *score += bias;
         }
     }
+    mask(logits);
     for &token in banned {
         ban(logits, token);
     }

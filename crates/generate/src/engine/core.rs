@@ -1,0 +1,714 @@
+//! The engine without threads: rows, pages and steps. A step is a transaction: pages are reserved, the runner runs, and only
+//! when it has succeeded are tokens, tables and events what they are from then on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::search::FinishReason;
+
+use super::draft_governor::DraftGovernor;
+use super::events::{Event, EventQueue, TokenEvent};
+use super::metrics::EngineMetrics;
+use super::options::EngineLimits;
+use super::page_pool::{PageId, PagePool};
+use super::prefix_cache::PrefixCache;
+use super::row::{Row, RowId, RowState};
+use super::runner::{Scores, StepFault, StepRow, StepRunner};
+use super::schedule::{Candidate, Share, StepBudget, share_step};
+
+/// Steps of waiting that count as one class of priority.
+const AGEING_STEPS: u64 = 256;
+/// Steps with one row alone that may fail before the row does.
+const FAILURES_MAX: usize = 2;
+
+/// How a step ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StepOutcome {
+    /// It ran, with so many rows and tokens.
+    Committed {
+        /// Rows.
+        rows: usize,
+        /// Tokens, proposed ones included.
+        tokens: usize,
+    },
+    /// No row can run.
+    NoWork,
+    /// Rows wait for pages and none can run.
+    CapacityDeferred,
+    /// The runner failed; nothing has changed, and the next step is smaller.
+    Aborted(StepFault),
+    /// The device was lost, and every row with it.
+    DeviceLost(String),
+}
+
+/// What a step runs of one row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ReservedRow {
+    row: RowId,
+    /// Pending tokens.
+    tokens: usize,
+    /// Proposed tokens behind them.
+    drafted: usize,
+    /// Pages for them, held by the step until it ends.
+    pages: Vec<PageId>,
+}
+
+/// Rows, pages and steps.
+pub struct EngineCore {
+    runner: Box<dyn StepRunner>,
+    limits: EngineLimits,
+    pool: PagePool,
+    prefix: PrefixCache,
+    rows: BTreeMap<RowId, Row>,
+    admissions: u64,
+    step: u64,
+    /// Rows that a step may have; fewer after one that failed.
+    rows_now: usize,
+    governor: DraftGovernor,
+    metrics: EngineMetrics,
+}
+
+impl EngineCore {
+    /// An engine without rows.
+    pub fn new(runner: Box<dyn StepRunner>, limits: EngineLimits) -> EngineCore {
+        let pool = PagePool::new(limits.pages);
+        let rows_now = limits.rows_max;
+        EngineCore {
+            runner,
+            limits,
+            pool,
+            prefix: PrefixCache::default(),
+            rows: BTreeMap::new(),
+            admissions: 0,
+            step: 0,
+            rows_now,
+            governor: DraftGovernor::default(),
+            metrics: EngineMetrics::default(),
+        }
+    }
+
+    /// Queues a row.
+    pub fn add(&mut self, mut row: Row) {
+        row.queued = self.step;
+        self.rows.insert(row.id, row);
+    }
+
+    /// Goes on with a row whose turn has ended.
+    pub fn continue_turn(&mut self, id: RowId, tokens: &[u32]) -> Result<(), String> {
+        let (step, length_max) = (self.step, self.limits.length_max);
+        let row = self.rows.get_mut(&id).filter(|row| row.state == RowState::Parked);
+        let row = row.ok_or("there is no turn that has ended")?;
+        let total = row.tokens.len() + tokens.len();
+        if tokens.is_empty() || total >= row.search.length_max().min(length_max) {
+            let longest = row.search.length_max().min(length_max);
+            return Err(format!("the row would have {total} tokens; new ones and fewer than {longest} were expected"));
+        }
+        row.events.reopen();
+        row.turns.push(row.tokens.len());
+        tokens.iter().for_each(|&token| row.push(token, false));
+        row.search.begin_turn();
+        row.usage = super::events::Usage { prompt_tokens: row.tokens.len(), ..Default::default() };
+        (row.state, row.is_prompt, row.queued, row.is_told_of_wait) = (RowState::Queued, true, step, false);
+        Ok(())
+    }
+
+    /// Takes back the last turn of a row that has ended: what was given and what was generated; false if there is none.
+    pub fn rewind_turn(&mut self, id: RowId) -> bool {
+        let Some(row) = self.rows.get_mut(&id).filter(|row| row.state == RowState::Parked) else { return false };
+        let Some(length) = row.turns.pop() else { return false };
+        row.tokens.truncate(length);
+        row.is_generated.truncate(length);
+        let cached = row.cached.min(length.saturating_sub(1));
+        self.runner.forget(id);
+        self.keep_pages(id, cached);
+        true
+    }
+
+    /// Tokens of a row.
+    pub fn tokens(&self, id: RowId) -> Option<&[u32]> {
+        self.rows.get(&id).map(|row| &row.tokens[..])
+    }
+
+    /// Whether a row's turn has ended and another may begin.
+    pub fn is_parked(&self, id: RowId) -> bool {
+        self.rows.get(&id).is_some_and(|row| row.state == RowState::Parked)
+    }
+
+    /// Rows that have not ended.
+    pub fn open_rows(&self) -> usize {
+        self.rows.values().filter(|row| row.state != RowState::Parked).count()
+    }
+
+    /// Rows, whatever they do.
+    pub fn row_ids(&self) -> Vec<RowId> {
+        self.rows.keys().copied().collect()
+    }
+
+    /// When the first deadline is.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.rows.values().filter(|row| row.state != RowState::Parked).filter_map(|row| row.deadline).min()
+    }
+
+    /// What was done so far and how things stand.
+    pub fn metrics(&self) -> EngineMetrics {
+        let count = |is_counted: &dyn Fn(&Row) -> bool| self.rows.values().filter(|row| is_counted(row)).count();
+        EngineMetrics {
+            queued: count(&|row| row.state == RowState::Queued),
+            running: count(&Row::is_running),
+            parked: count(&|row| row.state == RowState::Parked),
+            pages_total: self.pool.total(),
+            pages_free: self.pool.free(),
+            pages_shared: self.prefix.len(),
+            kv_bytes: self.runner.kv_bytes(),
+            ..self.metrics.clone()
+        }
+    }
+
+    /// Does the next step.
+    pub fn step(&mut self, now: Instant) -> StepOutcome {
+        self.step += 1;
+        self.reap(now);
+        let is_deferred = self.admit();
+        let reserved = self.plan_and_reserve();
+        if reserved.is_empty() {
+            return if is_deferred { StepOutcome::CapacityDeferred } else { StepOutcome::NoWork };
+        }
+        let begun = Instant::now();
+        match self.run(&reserved) {
+            Ok(scores) => self.commit_and_learn(reserved, scores, begun),
+            Err(StepFault::DeviceLost(reason)) => {
+                self.roll_back(&reserved);
+                self.lose_device(&reason);
+                StepOutcome::DeviceLost(reason)
+            }
+            Err(fault) => {
+                self.roll_back(&reserved);
+                self.blame(&reserved, &fault);
+                StepOutcome::Aborted(fault)
+            }
+        }
+    }
+
+    /// Tells every open row that there will be no more of it. The engine is of no use afterwards.
+    pub fn end_all(&mut self, message: &str) {
+        for row in std::mem::take(&mut self.rows).into_values().filter(|row| row.state != RowState::Parked) {
+            let (answer, message) = (row.answer, message.to_string());
+            row.events.push([Event::Failed { answer, message, is_retryable: true }]);
+        }
+    }
+
+    /// Ends rows that nobody wants any more, or not in time.
+    fn reap(&mut self, now: Instant) {
+        for id in self.row_ids() {
+            let Some(row) = self.rows.get(&id) else { continue };
+            if row.events.is_cancelled() {
+                match row.state {
+                    RowState::Parked => self.remove(id),
+                    RowState::Queued | RowState::Running { .. } => {
+                        self.metrics.cancelled += 1;
+                        let (events, answer, usage) = (row.events.clone(), row.answer, row.usage);
+                        self.remove(id);
+                        events.push([Event::Finished { answer, reason: FinishReason::Cancelled, usage }]);
+                    }
+                }
+            } else if row.state != RowState::Parked && row.deadline.is_some_and(|deadline| deadline <= now) {
+                self.fail(id, "the deadline has passed".to_string(), true);
+            }
+        }
+    }
+
+    /// Lets rows in, first come first served within a class of priority; true if one waits for pages.
+    fn admit(&mut self) -> bool {
+        loop {
+            let running = self.rows.values().filter(|row| row.is_running()).count();
+            if running >= self.limits.admitted_max {
+                return false;
+            }
+            let Some(id) = self.head_of_queue() else { return false };
+            if !self.admit_row(id) {
+                self.tell_of_wait(id);
+                return true;
+            }
+        }
+    }
+
+    /// Who is let in next. Waiting raises a row's class, so that no class waits for ever.
+    fn head_of_queue(&self) -> Option<RowId> {
+        let is_ready = |row: &&Row| {
+            let is_waiting = |parent: RowId| self.rows.get(&parent).is_some_and(|parent| parent.is_prompt);
+            row.state == RowState::Queued && !row.waits_for.is_some_and(is_waiting)
+        };
+        let class = |row: &Row| u64::from(row.priority) + (self.step - row.queued) / AGEING_STEPS;
+        let queued = self.rows.values().filter(is_ready);
+        queued.max_by_key(|row| (class(row), std::cmp::Reverse(row.id))).map(|row| row.id)
+    }
+
+    /// Gives a row pages for all of its tokens and one more; false if there are not enough.
+    fn admit_row(&mut self, id: RowId) -> bool {
+        let page_tokens = self.limits.page_tokens;
+        let Some(row) = self.rows.get(&id) else { return false };
+        let needed = (row.tokens.len() + 1).div_ceil(page_tokens);
+        // At least one token is run, for its scores.
+        let known = &row.tokens[..row.tokens.len() - 1];
+        let is_new = row.pages.is_empty();
+        let hits = match is_new && row.is_sharing {
+            true => self.prefix.find(row.chain_root, known, page_tokens),
+            false => Vec::new(),
+        };
+        let held = if is_new { hits.len() } else { row.pages.len() };
+        hits.iter().for_each(|&(_, page)| self.pool.hold(page));
+        let missing = needed.saturating_sub(held);
+        let pages = match self.could_free(missing, id, &hits) && self.make_room(missing, id) {
+            true => self.pool.take(missing),
+            false => None,
+        };
+        let Some(pages) = pages else {
+            hits.iter().for_each(|&(_, page)| self.pool.release(page));
+            return false;
+        };
+        self.prefix.touch(hits.iter().map(|&(name, _)| name));
+        self.admissions += 1;
+        let Some(row) = self.rows.get_mut(&id) else { return false };
+        if is_new {
+            row.cached = hits.len() * page_tokens;
+            row.chain = hits.iter().map(|&(name, _)| name).collect();
+            row.pages = hits.iter().map(|&(_, page)| page).collect();
+            let hit_tokens = row.cached.min(row.usage.prompt_tokens);
+            row.usage.cached_prompt_tokens = row.usage.cached_prompt_tokens.max(hit_tokens);
+            self.metrics.prefix_hit_tokens += row.cached;
+        } else {
+            row.usage.cached_prompt_tokens = row.cached;
+        }
+        row.pages.extend(pages);
+        self.metrics.queue_wait_max = self.metrics.queue_wait_max.max(self.step - row.queued);
+        row.state = RowState::Running { admission: self.admissions };
+        row.is_prompt = true;
+        true
+    }
+
+    /// Whether so many pages could be free: all but those of running rows and those found for this one.
+    fn could_free(&self, count: usize, id: RowId, hits: &[(precast_tensor::Digest, PageId)]) -> bool {
+        let stays = |row: &&Row| row.is_running() || row.id == id;
+        let kept = self.rows.values().filter(stays).flat_map(|row| row.pages.iter().copied());
+        let kept: BTreeSet<PageId> = kept.chain(hits.iter().map(|&(_, page)| page)).collect();
+        self.pool.total() - kept.len() >= count
+    }
+
+    /// Frees pages until there are so many: those that only the prefix cache holds, then those of turns that have ended.
+    fn make_room(&mut self, count: usize, keep: RowId) -> bool {
+        while self.pool.free() < count {
+            if !self.prefix.evict(&mut self.pool) && !self.drop_idle_pages(keep) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Takes the pages of the row that has been idle longest; its tokens are run again when it goes on.
+    fn drop_idle_pages(&mut self, keep: RowId) -> bool {
+        let is_idle = |row: &&Row| !row.is_running() && row.id != keep && !row.pages.is_empty();
+        let idle = self.rows.values().filter(is_idle).min_by_key(|row| (row.stepped, row.id)).map(|row| row.id);
+        let Some(id) = idle else { return false };
+        self.runner.forget(id);
+        self.keep_pages(id, 0);
+        true
+    }
+
+    fn tell_of_wait(&mut self, id: RowId) {
+        let Some(row) = self.rows.get_mut(&id).filter(|row| !row.is_told_of_wait) else { return };
+        row.is_told_of_wait = true;
+        row.events.push([Event::Blocked]);
+    }
+
+    /// What runs, with its pages. Where all that was planned lost its pages to others, those are planned.
+    fn plan_and_reserve(&mut self) -> Vec<ReservedRow> {
+        loop {
+            let shares = self.plan();
+            let is_over = shares.is_empty();
+            let reserved = self.reserve(shares);
+            if is_over || !reserved.is_empty() {
+                return reserved;
+            }
+        }
+    }
+
+    /// Who runs in this step, and what of each.
+    fn plan(&mut self) -> Vec<Share> {
+        let is_divisible = self.runner.is_divisible();
+        let decoding = self.rows.values().filter(|row| row.is_running() && !row.is_prompt).count();
+        let is_drafting = is_divisible && self.governor.allows(decoding.min(self.rows_now));
+        for row in self.rows.values_mut().filter(|row| row.is_running()) {
+            row.draft.clear();
+            if is_drafting && !row.is_prompt {
+                // The last token of a row is never proposed: its scores are not needed.
+                let room = row.search.room(row.tokens.len()).saturating_sub(1);
+                row.draft = row.speculation.propose(&row.tokens, room);
+                row.search.cut_draft(&mut row.draft);
+            }
+        }
+        let candidates: Vec<Candidate> = self.ready_rows();
+        let budget = match is_divisible {
+            true => StepBudget {
+                tokens: self.limits.tokens_max,
+                rows: self.rows_now,
+                prefill_min: self.limits.prefill_min,
+                prefill_max: self.limits.prefill_max,
+            },
+            false => StepBudget {
+                tokens: usize::MAX / 2,
+                rows: self.rows_now,
+                prefill_min: usize::MAX / 4,
+                prefill_max: usize::MAX / 4,
+            },
+        };
+        share_step(&candidates, budget)
+    }
+
+    /// Rows that could run. One whose client does not take what it is told waits for that, and not for a step.
+    fn ready_rows(&mut self) -> Vec<Candidate> {
+        let (step, events_max) = (self.step, self.limits.events_max);
+        let mut ready = Vec::new();
+        for row in self.rows.values_mut().filter(|row| row.is_running()) {
+            match row.is_prompt || row.events.len() < events_max {
+                true => ready.push(row.id),
+                false => row.ready = step,
+            }
+        }
+        ready.iter().filter_map(|id| Some(self.candidate(self.rows.get(id)?))).collect()
+    }
+
+    fn candidate(&self, row: &Row) -> Candidate {
+        let chunk = row.search.params().search.chunk_size.filter(|_| row.is_prompt && self.runner.is_divisible());
+        Candidate {
+            row: row.id,
+            pending: row.pending().min(chunk.unwrap_or(usize::MAX)),
+            drafted: row.draft.len(),
+            is_prompt: row.is_prompt,
+            stepped: row.stepped,
+        }
+    }
+
+    /// Holds pages for what runs. Where there are too few, drafts are given up, then pages that nobody runs on, then the rows
+    /// that were let in last.
+    fn reserve(&mut self, mut shares: Vec<Share>) -> Vec<ReservedRow> {
+        shares.sort_by_key(|share| self.admission(share.row));
+        let mut reserved: Vec<ReservedRow> = Vec::new();
+        for share in shares {
+            reserved.extend(self.reserve_row(share));
+        }
+        reserved
+    }
+
+    fn reserve_row(&mut self, share: Share) -> Option<ReservedRow> {
+        let Share { row: id, tokens, mut drafted } = share;
+        loop {
+            let row = self.rows.get(&id).filter(|row| row.is_running())?;
+            let needed = (row.cached + tokens + drafted).div_ceil(self.limits.page_tokens);
+            let missing = needed.saturating_sub(row.pages.len());
+            if drafted > 0 && self.pool.free() < missing {
+                drafted = 0;
+                continue;
+            }
+            if self.make_room(missing, id) {
+                let pages = self.pool.take(missing)?;
+                return Some(ReservedRow { row: id, tokens, drafted, pages });
+            }
+            let latest = self.rows.values().filter(|row| row.is_running()).max_by_key(|row| self.admission(row.id));
+            let latest = latest.map(|row| row.id)?;
+            self.preempt(latest);
+        }
+    }
+
+    /// The order in which a row was let in.
+    fn admission(&self, id: RowId) -> u64 {
+        match self.rows.get(&id).map(|row| row.state) {
+            Some(RowState::Running { admission }) => admission,
+            _ => u64::MAX,
+        }
+    }
+
+    /// Takes a row's pages and queues it again; what it said stays, and is run again when it returns.
+    fn preempt(&mut self, id: RowId) {
+        self.metrics.preemptions += 1;
+        self.runner.forget(id);
+        self.keep_pages(id, 0);
+        let step = self.step;
+        if let Some(row) = self.rows.get_mut(&id) {
+            (row.state, row.is_prompt, row.queued) = (RowState::Queued, true, step);
+        }
+    }
+
+    /// Keeps the pages of so many cached tokens of a row and lets go of the others.
+    fn keep_pages(&mut self, id: RowId, cached: usize) {
+        let Some(row) = self.rows.get_mut(&id) else { return };
+        row.cached = cached;
+        row.chain.truncate(cached / self.limits.page_tokens);
+        let kept = cached.div_ceil(self.limits.page_tokens);
+        for page in row.pages.split_off(kept.min(row.pages.len())) {
+            self.pool.release(page);
+        }
+    }
+
+    fn run(&mut self, reserved: &[ReservedRow]) -> Result<Vec<Vec<Scores>>, StepFault> {
+        let mut tokens: Vec<Vec<u32>> = Vec::with_capacity(reserved.len());
+        let mut pages: Vec<Vec<PageId>> = Vec::with_capacity(reserved.len());
+        for part in reserved {
+            let row = &self.rows[&part.row];
+            let pending = &row.tokens[row.cached..row.cached + part.tokens];
+            tokens.push([pending, &row.draft[..part.drafted]].concat());
+            pages.push([&row.pages[..], &part.pages].concat());
+        }
+        let rows: Vec<StepRow<'_>> = reserved
+            .iter()
+            .zip(tokens.iter().zip(&pages))
+            .map(|(part, (tokens, pages))| {
+                let row = &self.rows[&part.row];
+                let is_last = part.tokens == row.pending();
+                let scored = if is_last { 1 + part.drafted } else { 0 };
+                StepRow { row: part.row, tokens, cached: row.cached, pages, scored }
+            })
+            .collect();
+        self.runner.run(&rows)
+    }
+
+    /// Nothing of the step was: its pages are free again.
+    fn roll_back(&mut self, reserved: &[ReservedRow]) {
+        self.metrics.aborted_steps += 1;
+        for part in reserved {
+            part.pages.iter().for_each(|&page| self.pool.release(page));
+        }
+    }
+
+    /// Makes the next step smaller; a row that fails alone again and again is failed alone.
+    fn blame(&mut self, reserved: &[ReservedRow], fault: &StepFault) {
+        self.rows_now = (reserved.len() / 2).max(1);
+        let [part] = reserved else { return };
+        let Some(row) = self.rows.get_mut(&part.row) else { return };
+        row.failures += 1;
+        if row.failures >= FAILURES_MAX {
+            self.fail(part.row, fault.to_string(), true);
+        }
+    }
+
+    /// The pages of every row are gone. Turns that have ended keep their tokens.
+    fn lose_device(&mut self, reason: &str) {
+        for id in self.row_ids() {
+            match self.rows.get(&id).map(|row| row.state) {
+                Some(RowState::Parked) => {
+                    self.runner.forget(id);
+                    self.keep_pages(id, 0);
+                }
+                Some(_) => self.fail(id, format!("the device has failed: {reason}"), true),
+                None => {}
+            }
+        }
+        while self.prefix.evict(&mut self.pool) {}
+        if let Err(fault) = self.runner.rebuild() {
+            self.metrics.last_fault = Some(fault.to_string());
+        }
+    }
+
+    /// Commits a step and learns whether proposals pay, where only rows that decode took part.
+    fn commit_and_learn(
+        &mut self,
+        reserved: Vec<ReservedRow>,
+        scores: Vec<Vec<Scores>>,
+        begun: Instant,
+    ) -> StepOutcome {
+        let (rows, took) = (reserved.len(), begun.elapsed());
+        let is_decoding = reserved.iter().all(|part| !self.rows[&part.row].is_prompt);
+        let is_drafting = reserved.iter().any(|part| part.drafted > 0);
+        let before = self.metrics.generated_tokens;
+        let outcome = self.commit(reserved, scores);
+        if is_decoding {
+            self.governor.learn(rows, is_drafting, self.metrics.generated_tokens - before, took);
+        }
+        outcome
+    }
+
+    /// Makes the step what is: cached tokens, pages, chosen tokens, and then events.
+    fn commit(&mut self, reserved: Vec<ReservedRow>, scores: Vec<Vec<Scores>>) -> StepOutcome {
+        self.rows_now = (self.rows_now * 2).min(self.limits.rows_max);
+        self.metrics.steps += 1;
+        let rows = reserved.len();
+        let tokens = reserved.iter().map(|part| part.tokens + part.drafted).sum();
+        let mut told: Vec<(Arc<EventQueue>, Vec<Event>)> = Vec::with_capacity(rows);
+        for (part, scores) in reserved.into_iter().zip(scores) {
+            let id = part.row;
+            let events = self.commit_row(part, &scores);
+            let Some(row) = self.rows.get(&id) else { continue };
+            let ended = events.iter().find(|event| !matches!(event, Event::Token(_))).cloned();
+            told.push((row.events.clone(), events));
+            self.share_pages(id);
+            match ended {
+                Some(Event::Finished { .. }) => self.end_turn(id),
+                Some(_) => self.remove(id),
+                None => {}
+            }
+        }
+        for (queue, events) in told {
+            queue.push(events);
+        }
+        StepOutcome::Committed { rows, tokens }
+    }
+
+    /// Makes one row's part of the step what is, and gives what is to be told of it.
+    fn commit_row(&mut self, part: ReservedRow, scores: &[Scores]) -> Vec<Event> {
+        let step = self.step;
+        let Some(row) = self.rows.get_mut(&part.row) else { return Vec::new() };
+        row.pages.extend(part.pages);
+        match row.is_prompt {
+            true => self.metrics.prompt_tokens += part.tokens,
+            false => self.metrics.decode_wait_max = self.metrics.decode_wait_max.max(step - row.ready),
+        }
+        (row.cached, row.stepped, row.ready, row.failures) = (row.cached + part.tokens, step, step, 0);
+        if scores.is_empty() {
+            return Vec::new();
+        }
+        row.is_prompt = false;
+        let draft = std::mem::take(&mut row.draft);
+        let before = row.usage.accepted_draft_tokens;
+        let events = choose_tokens(row, scores, &draft[..part.drafted]);
+        let accepted = row.usage.accepted_draft_tokens - before;
+        row.speculation.learn(accepted, part.drafted);
+        let generated = events.iter().filter(|event| matches!(event, Event::Token(_))).count();
+        self.metrics.generated_tokens += generated;
+        self.metrics.speculation.count_round(part.drafted, accepted);
+        // Pages for rejected tokens are not needed.
+        let kept = (row.tokens.len() + 1).div_ceil(self.limits.page_tokens);
+        for page in row.pages.split_off(kept.min(row.pages.len())) {
+            self.pool.release(page);
+        }
+        events
+    }
+
+    /// Makes full pages of a row entries of the prefix cache.
+    fn share_pages(&mut self, id: RowId) {
+        let page_tokens = self.limits.page_tokens;
+        let Some(row) = self.rows.get_mut(&id).filter(|row| row.is_sharing) else { return };
+        for position in row.chain.len()..row.cached / page_tokens {
+            let before = row.chain.last().copied().unwrap_or(row.chain_root);
+            let tokens = &row.tokens[position * page_tokens..(position + 1) * page_tokens];
+            let (name, page) = self.prefix.insert(before, tokens, row.pages[position], &mut self.pool);
+            row.pages[position] = page;
+            row.chain.push(name);
+        }
+    }
+
+    /// The turn of a row has ended.
+    fn end_turn(&mut self, id: RowId) {
+        self.metrics.finished += 1;
+        match self.rows.get_mut(&id) {
+            Some(row) if row.keeps_turn => row.state = RowState::Parked,
+            _ => self.remove(id),
+        }
+    }
+
+    /// Ends a row that cannot go on, and no other.
+    fn fail(&mut self, id: RowId, message: String, is_retryable: bool) {
+        let Some(row) = self.rows.get(&id) else { return };
+        let (events, answer, is_open) = (row.events.clone(), row.answer, row.state != RowState::Parked);
+        self.remove(id);
+        if is_open {
+            self.metrics.failed += 1;
+            events.push([Event::Failed { answer, message, is_retryable }]);
+        }
+    }
+
+    /// A row is no more, and owns nothing.
+    fn remove(&mut self, id: RowId) {
+        self.runner.forget(id);
+        self.keep_pages(id, 0);
+        let Some(row) = self.rows.remove(&id) else { return };
+        let is_private = !self.limits.prefix_caching && row.is_sharing;
+        if is_private && !self.rows.values().any(|other| other.chain_root == row.chain_root) {
+            self.prefix.forget_root(row.chain_root, &mut self.pool);
+        }
+    }
+
+    /// What must hold between steps; says what does not.
+    pub fn check_invariants(&self) -> Result<(), String> {
+        let page_tokens = self.limits.page_tokens;
+        let mut counts: BTreeMap<PageId, u32> = BTreeMap::new();
+        for page in self.rows.values().flat_map(|row| row.pages.iter().copied()).chain(self.prefix.pages()) {
+            *counts.entry(page).or_default() += 1;
+        }
+        let held = counts.len();
+        let total = self.pool.total();
+        if self.pool.free() + held != total {
+            return Err(format!("{} pages are free and {held} held of {total}", self.pool.free()));
+        }
+        if let Some((page, count)) = counts.iter().find(|(page, count)| self.pool.count(**page) != **count) {
+            return Err(format!("page {} is held {count} times and counted {}", page.0, self.pool.count(*page)));
+        }
+        let mut owners: BTreeMap<PageId, usize> = BTreeMap::new();
+        for row in self.rows.values() {
+            row.pages.iter().for_each(|page| *owners.entry(*page).or_default() += 1);
+        }
+        for row in self.rows.values() {
+            let (id, cached, length) = (row.id.0, row.cached, row.tokens.len());
+            if cached > row.pages.len() * page_tokens || cached > length {
+                return Err(format!("row {id} has {cached} tokens cached of {length}, on {} pages", row.pages.len()));
+            }
+            let open = row.pages.iter().skip(cached / page_tokens);
+            if let Some(page) = open.into_iter().find(|page| owners[page] > 1) {
+                return Err(format!("page {} is not full, and row {id} shares it", page.0));
+            }
+            if row.state == RowState::Queued && row.tokens.is_empty() {
+                return Err(format!("row {id} is queued without tokens"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Chooses tokens by scores, as long as they are the proposed ones, and then those that must follow.
+fn choose_tokens(row: &mut Row, scores: &[Scores], draft: &[u32]) -> Vec<Event> {
+    let mut events = Vec::new();
+    for (position, scores) in scores.iter().enumerate() {
+        let chosen = match row.search.choose(scores, &row.tokens, &row.is_generated) {
+            Ok(chosen) => chosen,
+            Err(error) => return failed(row, events, &error),
+        };
+        let id = chosen.id;
+        if take_token(row, chosen, &mut events) {
+            return events;
+        }
+        if draft.get(position) != Some(&id) {
+            break;
+        }
+        row.cached += 1;
+        row.usage.accepted_draft_tokens += 1;
+    }
+    loop {
+        match row.search.choose_forced(row.tokens.len()) {
+            Ok(None) => return events,
+            Ok(Some(chosen)) => {
+                if take_token(row, chosen, &mut events) {
+                    return events;
+                }
+            }
+            Err(error) => return failed(row, events, &error),
+        }
+    }
+}
+
+fn failed(row: &Row, mut events: Vec<Event>, error: &super::row_search::ChoiceError) -> Vec<Event> {
+    events.push(Event::Failed { answer: row.answer, message: error.to_string(), is_retryable: false });
+    events
+}
+
+/// Makes a chosen token part of the row; true if the row ends with it.
+fn take_token(row: &mut Row, chosen: super::row_search::ChosenToken, events: &mut Vec<Event>) -> bool {
+    if chosen.is_kept {
+        row.push(chosen.id, true);
+    }
+    row.usage.generated_tokens = row.search.new_tokens();
+    let (id, text, logprobs) = (chosen.id, chosen.text, chosen.logprobs);
+    events.push(Event::Token(TokenEvent { answer: row.answer, id, text, logprobs }));
+    if let Some(reason) = chosen.finish {
+        events.push(Event::Finished { answer: row.answer, reason, usage: row.usage });
+    }
+    chosen.finish.is_some()
+}

@@ -1,0 +1,121 @@
+//! Keys and values of pages in the memory of the host. A page holds, for every layer, keys and then values of its tokens as
+//! [heads, tokens, size]. Memory of a page is taken when it is first written.
+
+use crate::kv_cache::{Half, LayerLayout};
+
+use super::page_pool::PageId;
+
+/// Where one half of a layer lies in a page.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    first_byte: usize,
+    heads: usize,
+    /// Bytes of one token of one head.
+    token_bytes: usize,
+}
+
+/// Keys and values of pages.
+pub struct PageStore {
+    page_tokens: usize,
+    page_bytes: usize,
+    /// Keys and values of each layer.
+    parts: Vec<[Part; 2]>,
+    /// Words, so that elements of every type are aligned.
+    pages: Vec<Option<Box<[u64]>>>,
+}
+
+impl PageStore {
+    /// Pages of so many tokens for these layers, none written.
+    pub fn new(layers: &[LayerLayout], page_tokens: usize) -> PageStore {
+        let mut page_bytes = 0;
+        let mut part = |heads: usize, token_bytes: usize| {
+            let part = Part { first_byte: page_bytes, heads, token_bytes };
+            page_bytes += heads * page_tokens * token_bytes;
+            part
+        };
+        let parts = layers.iter().map(|layer| {
+            let element = layer.dtype.size_bytes();
+            [part(layer.heads, layer.key_size * element), part(layer.heads, layer.value_size * element)]
+        });
+        let parts = parts.collect();
+        PageStore { page_tokens, page_bytes, parts, pages: Vec::new() }
+    }
+
+    /// Bytes that pages take.
+    pub fn bytes(&self) -> usize {
+        self.pages.iter().flatten().map(|page| page.len() * size_of::<u64>()).sum()
+    }
+
+    /// Writes keys or values of new tokens of a row: `rows` holds [heads, length, size], of which the first `valid` tokens
+    /// of each head belong to positions from `start` on.
+    pub fn write(
+        &mut self,
+        pages: &[PageId],
+        (layer, half): (usize, Half),
+        start: usize,
+        rows: &[u8],
+        (length, valid): (usize, usize),
+    ) {
+        let part = self.part(layer, half);
+        let mut token = 0;
+        while token < valid {
+            let position = start + token;
+            let (page, place) = (pages[position / self.page_tokens], position % self.page_tokens);
+            let count = (self.page_tokens - place).min(valid - token);
+            let page_tokens = self.page_tokens;
+            let target = &mut self.page_mut(page)[part.first_byte..];
+            for head in 0..part.heads {
+                let from = &rows[(head * length + token) * part.token_bytes..][..count * part.token_bytes];
+                let at = (head * page_tokens + place) * part.token_bytes;
+                target[at..at + from.len()].copy_from_slice(from);
+            }
+            token += count;
+        }
+    }
+
+    /// Keys or values of a page: [heads, page_tokens, size]; none if it was never written.
+    pub fn read(&self, page: PageId, layer: usize, half: Half) -> Option<&[u8]> {
+        let part = self.part(layer, half);
+        let words = self.pages.get(page.0 as usize)?.as_deref()?;
+        let bytes: &[u8] = bytemuck::cast_slice(words);
+        Some(&bytes[part.first_byte..][..part.heads * self.page_tokens * part.token_bytes])
+    }
+
+    fn part(&self, layer: usize, half: Half) -> Part {
+        match half {
+            Half::Keys => self.parts[layer][0],
+            Half::Values => self.parts[layer][1],
+        }
+    }
+
+    fn page_mut(&mut self, page: PageId) -> &mut [u8] {
+        let number = page.0 as usize;
+        if number >= self.pages.len() {
+            self.pages.resize(number + 1, None);
+        }
+        let words = self.page_bytes.div_ceil(size_of::<u64>());
+        let page = self.pages[number].get_or_insert_with(|| vec![0; words].into_boxed_slice());
+        bytemuck::cast_slice_mut(page)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use precast_tensor::DType;
+
+    #[test]
+    fn tokens_lie_where_their_positions_say_across_pages() {
+        let layer = LayerLayout { heads: 2, key_size: 1, value_size: 2, dtype: DType::F32, window: None, slack: 0 };
+        let mut store = PageStore::new(&[layer], 2);
+        // Three tokens of two heads, of which two are valid, from position 1 on.
+        let rows: Vec<u8> = [10.0f32, 11.0, 12.0, 20.0, 21.0, 22.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+        store.write(&[PageId(3), PageId(0)], (0, Half::Keys), 1, &rows, (3, 2));
+        let read = |page: u32| {
+            let bytes = store.read(PageId(page), 0, Half::Keys).unwrap_or_default();
+            bytes.chunks(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect::<Vec<f32>>()
+        };
+        assert_eq!((read(3), read(0), read(1)), (vec![0.0, 10.0, 0.0, 20.0], vec![11.0, 0.0, 21.0, 0.0], vec![]));
+        assert_eq!(store.bytes(), 2 * 2 * (2 + 4) * 4);
+    }
+}

@@ -1,0 +1,92 @@
+//! One answer of a request inside an engine: its tokens, its pages and where it stands.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use precast_tensor::Digest;
+
+use super::events::{EventQueue, Usage};
+use super::page_pool::PageId;
+use super::row_search::RowSearch;
+use super::speculation::Speculation;
+
+/// The number of a row. Rows that came earlier have lower ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RowId(pub u64);
+
+/// Where a row stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowState {
+    /// It waits for pages.
+    Queued,
+    /// It has pages and takes part in steps. The number says in which order rows were let in.
+    Running {
+        /// Rows that were let in before.
+        admission: u64,
+    },
+    /// Its turn has ended; its pages stay for the next one until others need them.
+    Parked,
+}
+
+/// One answer of a request.
+pub struct Row {
+    pub(super) id: RowId,
+    /// Which of the request's answers it is.
+    pub(super) answer: usize,
+    /// All tokens, prompt and generated.
+    pub(super) tokens: Vec<u32>,
+    /// Which of them were generated.
+    pub(super) is_generated: Vec<bool>,
+    /// Tokens of the row before each of its turns began.
+    pub(super) turns: Vec<usize>,
+    /// Leading tokens whose keys and values lie in its pages.
+    pub(super) cached: usize,
+    pub(super) pages: Vec<PageId>,
+    /// Names of its full pages, as far as they are entries of the prefix cache.
+    pub(super) chain: Vec<Digest>,
+    pub(super) chain_root: Digest,
+    /// Whether its pages become entries of the prefix cache.
+    pub(super) is_sharing: bool,
+    pub(super) state: RowState,
+    /// Whether its pending tokens are a prompt, or are run again; false when it decodes.
+    pub(super) is_prompt: bool,
+    pub(super) priority: u8,
+    /// The step in which it was last queued.
+    pub(super) queued: u64,
+    /// The last step that it took part in.
+    pub(super) stepped: u64,
+    /// The last step that it took part in, or could not because its client took nothing.
+    pub(super) ready: u64,
+    /// Steps that failed with this row alone.
+    pub(super) failures: usize,
+    pub(super) is_told_of_wait: bool,
+    /// Whether its pages stay when its turn has ended.
+    pub(super) keeps_turn: bool,
+    pub(super) deadline: Option<Instant>,
+    pub(super) search: RowSearch,
+    pub(super) speculation: Speculation,
+    /// Proposed tokens for the next step.
+    pub(super) draft: Vec<u32>,
+    pub(super) usage: Usage,
+    pub(super) events: Arc<EventQueue>,
+    /// The row whose prompt this one shares, until that one has run it.
+    pub(super) waits_for: Option<RowId>,
+}
+
+impl Row {
+    /// Tokens that are not cached.
+    pub(super) fn pending(&self) -> usize {
+        self.tokens.len() - self.cached
+    }
+
+    /// Whether it takes part in steps.
+    pub(super) fn is_running(&self) -> bool {
+        matches!(self.state, RowState::Running { .. })
+    }
+
+    /// Adds a token.
+    pub(super) fn push(&mut self, token: u32, is_generated: bool) {
+        self.tokens.push(token);
+        self.is_generated.push(is_generated);
+    }
+}

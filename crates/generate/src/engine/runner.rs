@@ -1,0 +1,56 @@
+//! What an engine runs its steps on. A runner keeps the keys and values of pages; which pages belong to whom is the
+//! engine's business.
+
+use super::page_pool::PageId;
+use super::row::RowId;
+
+/// One row of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct StepRow<'a> {
+    /// The row.
+    pub row: RowId,
+    /// Tokens to run, at least one.
+    pub tokens: &'a [u32],
+    /// Tokens before them, whose keys and values lie in the pages.
+    pub cached: usize,
+    /// The pages of the row in the order of its tokens, with room for the new ones.
+    pub pages: &'a [PageId],
+    /// Behind how many of the last tokens scores are wanted.
+    pub scored: usize,
+}
+
+/// Why a step did not run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StepFault {
+    /// It may run another time, or with fewer rows.
+    #[error("{0}")]
+    Retryable(String),
+    /// The device has failed, and with it all that it kept.
+    #[error("the device has failed: {0}")]
+    DeviceLost(String),
+}
+
+/// Scores of one position, before any rule.
+pub type Scores = Vec<f32>;
+
+/// Runs steps.
+pub trait StepRunner: Send {
+    /// Ids that scores have.
+    fn vocabulary(&self) -> usize;
+
+    /// Bytes that keys and values take now, copies included.
+    fn kv_bytes(&self) -> usize;
+
+    /// Whether a row may be cut into pieces and run beside others without changing its answer.
+    fn is_divisible(&self) -> bool;
+
+    /// Runs the new tokens of rows and keeps their keys and values in the rows' pages, behind what is cached. Gives for each
+    /// row the scores that are wanted. After a fault what was cached is as before.
+    fn run(&mut self, rows: &[StepRow<'_>]) -> Result<Vec<Vec<Scores>>, StepFault>;
+
+    /// Forgets what it knows of a row beside its pages: its tokens may change, or it has ended.
+    fn forget(&mut self, row: RowId);
+
+    /// Begins anew after the device was lost: nothing is kept.
+    fn rebuild(&mut self) -> Result<(), StepFault>;
+}

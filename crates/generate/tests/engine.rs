@@ -1,0 +1,466 @@
+//! The engine on the shipped models: tokens are those of a generator, whatever the neighbours, pages and settings.
+#![allow(clippy::unwrap_used, reason = "the whole file is a test")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use precast::generate::config::{Folder, SpeculativeConfig};
+use precast::generate::engine::{Event, Guidance, Request, RequestHandle};
+use precast::generate::{Engine, EngineOptions, FinishReason, GeneratorParams, TextModel, Tokenizer, generate};
+use serde_json::Value;
+use support::{cases, data, model, params, rows};
+
+/// Models that an engine may cut and batch.
+const MODELS: [&str; 7] =
+    ["llama-fp32", "llama_mha-fp32", "qwen2-fp32", "qwen3-fp32", "phi3-fp32", "gemma2-fp32", "llama-int4-acc1"];
+
+fn options(model: &TextModel) -> EngineOptions {
+    let options = EngineOptions::from_config(model.config(), None);
+    EngineOptions { page_tokens: 4, pages: Some(400), rows_max: 6, checks_invariants: true, ..options }
+}
+
+fn tokenizer() -> Tokenizer {
+    Tokenizer::open(&Folder::open(&data().join("llama-fp32")).unwrap()).unwrap()
+}
+
+fn engine(model: &TextModel, options: EngineOptions) -> Engine {
+    Engine::new(model, None, options).unwrap()
+}
+
+/// The tokens of an answer, and why it ended.
+fn answer(handle: &RequestHandle) -> (Vec<u32>, FinishReason) {
+    let mut tokens = Vec::new();
+    for event in handle.events() {
+        match event {
+            Event::Token(token) => tokens.push(token.id),
+            Event::Finished { reason, .. } => return (tokens, reason),
+            Event::Blocked => {}
+            Event::Failed { message, .. } => panic!("{message}"),
+        }
+    }
+    panic!("a request ended without saying why");
+}
+
+fn text(handle: &RequestHandle) -> (String, FinishReason) {
+    let mut text = String::new();
+    for event in handle.events() {
+        match event {
+            Event::Token(token) => text.push_str(&token.text),
+            Event::Finished { reason, .. } => return (text, reason),
+            Event::Blocked => {}
+            Event::Failed { message, .. } => panic!("{message}"),
+        }
+    }
+    panic!("a request ended without saying why");
+}
+
+/// What a generator says to a prompt that is alone.
+fn alone(model: &TextModel, params: &GeneratorParams, prompt: &[u32]) -> Vec<u32> {
+    let completions = generate(model, None, params, &[prompt], &mut |_| (), None).unwrap();
+    completions.answers[0].tokens.clone()
+}
+
+/// Tokens of an answer as a generator keeps them: without the one that ended it.
+fn kept(model: &TextModel, (mut tokens, reason): (Vec<u32>, FinishReason)) -> Vec<u32> {
+    if reason == FinishReason::Eos {
+        assert!(model.config().model.eos_token_ids.contains(&tokens.pop().unwrap()));
+    }
+    tokens
+}
+
+fn lookup(ngram_size: usize) -> SpeculativeConfig {
+    SpeculativeConfig {
+        max_draft_tokens: 3,
+        ngram_size,
+        ngram_chained_lookup: true,
+        min_adaptive_k: 0,
+        cooldown: false,
+    }
+}
+
+#[test]
+fn golden_tokens_come_from_the_engine_with_one_request_and_with_all_at_once() {
+    let mut by_model: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    let edge = cases("edge_cases.json").into_iter().filter(|case| case.get("prompts").is_some());
+    for case in cases("golden.json").into_iter().chain(edge).chain(cases("own_cases.json")) {
+        by_model.entry(case["model"].as_str().unwrap().to_string()).or_default().push(case);
+    }
+    let mut compared = 0;
+    for (name, cases) in by_model {
+        let model = model(&name);
+        let cases: Vec<&Value> = cases.iter().filter(|case| params(&model, case).search.num_beams == 1).collect();
+        let engine = engine(&model, EngineOptions { speculation: lookup(2), prefix_caching: true, ..options(&model) });
+        let send = |case: &Value, row: usize| {
+            let mut params = params(&model, case);
+            params.search.batch_size = 1;
+            engine.submit(Request::new(rows(&case["prompts"])[row].clone(), params)).unwrap()
+        };
+        let all: Vec<(RequestHandle, Vec<u32>, String)> = cases
+            .iter()
+            .flat_map(|case| {
+                let expected = rows(&case["generated"]).into_iter().enumerate();
+                expected.map(|(row, expected)| (send(case, row), expected, case["id"].to_string())).collect::<Vec<_>>()
+            })
+            .collect();
+        for (handle, expected, id) in &all {
+            assert_eq!(&kept(&model, answer(handle)), expected, "{id} among {} others", all.len() - 1);
+            compared += 1;
+        }
+        for case in cases.iter().take(3) {
+            let expected = rows(&case["generated"]);
+            assert_eq!(kept(&model, answer(&send(case, 0))), expected[0], "{} by itself", case["id"]);
+        }
+        let metrics = engine.metrics().unwrap();
+        assert_eq!(metrics.pages_free + metrics.pages_shared, metrics.pages_total, "{name}");
+    }
+    assert!(compared > 30, "{compared} answers were compared");
+}
+
+/// Options of a request by number: greedy, drawn, penalised, biased.
+fn varied(model: &TextModel, number: u64) -> GeneratorParams {
+    let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(6 + number as usize % 9);
+    match number % 5 {
+        0 => {}
+        1 => params = params.temperature(0.9).top_k(0).seed(number),
+        2 => (params.search.repetition_penalty, params.frequency_penalty) = (1.3, 0.2),
+        3 => (params.search.no_repeat_ngram_size, params.min_p) = (2, 0.1),
+        _ => params.logit_bias = [(5, 3.0), (9, -50.0)].into(),
+    }
+    params
+}
+
+fn prompt(number: u64) -> Vec<u32> {
+    // Few beginnings, so that pages are shared; many lengths.
+    let beginning = (0..8 * (number % 3)).map(|token| 20 + (number % 2) as u32 + token as u32);
+    beginning.chain((0..1 + number % 17).map(|token| 5 + ((token * 7 + number) % 200) as u32)).collect()
+}
+
+#[test]
+fn defect_30_every_setting_gives_the_tokens_of_a_request_that_is_alone() {
+    for name in MODELS {
+        let model = model(name);
+        let expected: Vec<Vec<u32>> =
+            (0..12).map(|number| alone(&model, &varied(&model, number), &prompt(number))).collect();
+        let settings = [
+            options(&model),
+            EngineOptions { prefix_caching: true, speculation: lookup(3), ..options(&model) },
+            // Few pages, so that rows lose theirs; few tokens a step, so that prompts come in pieces.
+            EngineOptions {
+                pages: Some(14),
+                tokens_max: 7,
+                rows_max: 3,
+                speculation: lookup(2),
+                prefix_caching: name == "gemma2-fp32",
+                ..options(&model)
+            },
+            EngineOptions { rows_max: 1, page_tokens: 1, pages: Some(64), ..options(&model) },
+        ];
+        for (setting, options) in settings.into_iter().enumerate() {
+            let engine = engine(&model, options);
+            // Twice, so that the second finds what the first left behind.
+            for _ in 0..2 {
+                let send = |number| engine.submit(Request::new(prompt(number), varied(&model, number))).unwrap();
+                let handles: Vec<RequestHandle> = (0..12).map(send).collect();
+                for (number, handle) in handles.iter().enumerate() {
+                    let found = kept(&model, answer(handle));
+                    assert_eq!(found, expected[number], "{name}, setting {setting}, request {number}");
+                }
+            }
+            let metrics = engine.metrics().unwrap();
+            assert_eq!(metrics.pages_free + metrics.pages_shared, metrics.pages_total);
+            assert_eq!(metrics.preemptions > 0, setting >= 2, "{name}, setting {setting}");
+            assert_eq!(metrics.prefix_hit_tokens > 0, setting == 1 || (setting == 2 && name == "gemma2-fp32"));
+        }
+    }
+}
+
+#[test]
+fn answers_of_one_prompt_share_its_pages_and_differ() {
+    let model = model("llama-fp32");
+    let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(8).temperature(1.5).seed(3);
+    (params.search.top_k, params.search.num_return_sequences) = (0, 3);
+    let expected = generate(&model, None, &params, &[&[5; 21]], &mut |_| (), None).unwrap().answers;
+    let engine = engine(&model, options(&model));
+    let handle = engine.submit(Request::new(vec![5; 21], params)).unwrap();
+    let mut answers = vec![Vec::new(); 3];
+    let mut cached = Vec::new();
+    for event in handle.events() {
+        match event {
+            Event::Token(token) => answers[token.answer].push(token.id),
+            Event::Finished { usage, .. } => cached.push(usage.cached_prompt_tokens),
+            Event::Blocked | Event::Failed { .. } => panic!("{event:?}"),
+        }
+    }
+    cached.sort_unstable();
+    assert_eq!(cached, [0, 20, 20]);
+    for (number, answer) in answers.iter().enumerate() {
+        assert!(answer.starts_with(&expected[number].tokens), "answer {number}");
+    }
+    assert_eq!(engine.metrics().unwrap().pages_free, 400);
+}
+
+#[test]
+fn a_turn_goes_on_where_it_ended_and_can_be_taken_back() {
+    let model = model("qwen3-fp32");
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(model.config().search.clone()) };
+    let params = params.max_new_tokens(5);
+    let engine = engine(&model, EngineOptions { pages: Some(16), ..options(&model) });
+    let request = Request { keeps_turn: true, ..Request::new(vec![5, 6, 7], params.clone()) };
+    let handle = engine.submit(request).unwrap();
+    let first = answer(&handle).0;
+    assert_eq!(first, alone(&model, &params, &[5, 6, 7]));
+    let go_on = |tokens: &[u32]| {
+        handle.continue_with(tokens).unwrap();
+        answer(&handle).0
+    };
+    let conversation = [&[5, 6, 7], &first[..], &[8, 9]].concat();
+    let second = go_on(&[8, 9]);
+    assert_eq!(second, alone(&model, &params, &conversation));
+    handle.rewind_turn().unwrap();
+    assert_eq!(go_on(&[8, 9]), second);
+    // Others need the pages of the turn that waits; it goes on all the same.
+    let other = engine.submit(Request::new(vec![9; 50], params.clone())).unwrap();
+    assert_eq!(answer(&other).0, alone(&model, &params, &[9; 50]));
+    let conversation = [&conversation[..], &second, &[3]].concat();
+    assert_eq!(go_on(&[3]), alone(&model, &params, &conversation));
+    assert!(handle.continue_with(&[]).is_err());
+    drop(handle);
+    while engine.metrics().unwrap().parked > 0 {}
+    assert_eq!(engine.metrics().unwrap().pages_free, 16);
+}
+
+#[test]
+fn what_can_never_be_answered_is_refused_when_it_is_sent() {
+    let model = model("llama-fp32");
+    let engine = Engine::new(&model, Some(&tokenizer()), EngineOptions { pages: Some(4), ..options(&model) }).unwrap();
+    let plain = || GeneratorParams::new(model.config().search.clone());
+    let refused = |request: Request| engine.submit(request).err().unwrap().to_string();
+    assert_eq!(refused(Request::new(vec![], plain())), "the prompt has no tokens");
+    assert_eq!(refused(Request::new(vec![5; 16], plain())), "the prompt has 16 tokens; all pages together hold 16");
+    assert!(refused(Request::new(vec![320], plain())).contains("the vocabulary has 320"));
+    let mut beams = plain();
+    beams.search.num_beams = 2;
+    assert_eq!(refused(Request::new(vec![5], beams)), "beams do not run in an engine; use `generate`");
+    for (guidance, part) in [
+        (Guidance::Regex("(".to_string()), "regular expression: "),
+        (Guidance::JsonSchema("{".to_string()), "JSON schema: "),
+        (Guidance::JsonSchema(r#"{"type":"frog"}"#.to_string()), "JSON schema: "),
+        (Guidance::Lark("start: nothing".to_string()), "Lark grammar: "),
+    ] {
+        let message = refused(Request { guidance: Some(guidance), ..Request::new(vec![5], plain()) });
+        assert!(message.starts_with(part), "{message}");
+    }
+    let options = EngineOptions { rows_max: 0, ..options(&model) };
+    assert!(Engine::new(&model, None, options).is_err());
+    // A row that fills all pages ends there.
+    let handle = engine.submit(Request::new(vec![5; 3], GeneratorParams { ignore_eos: true, ..plain() })).unwrap();
+    let (tokens, reason) = answer(&handle);
+    assert_eq!((tokens.len(), reason), (13, FinishReason::MaxLength));
+}
+
+#[test]
+fn guided_answers_follow_their_grammar_and_do_not_depend_on_speculation() {
+    let schema = r#"{"type":"object","properties":{"name":{"type":"string","maxLength":4},"count":{"type":"integer",
+        "minimum":0,"maximum":99},"tags":{"type":"array","items":{"enum":["a","bc"]},"maxItems":2}},
+        "required":["name","count","tags"],"additionalProperties":false}"#;
+    let lark = "start: greeting \" \" name\ngreeting: \"hello\" | \"bye\"\nname: /[a-z]{2,3}/";
+    let grammars = [
+        Guidance::JsonSchema(schema.to_string()),
+        Guidance::Regex("[0-9]{3}-[a-f]{2}(yes|no)".to_string()),
+        Guidance::Lark(lark.to_string()),
+    ];
+    let is_valid = |guidance: &Guidance, text: &str| match guidance {
+        Guidance::JsonSchema(_) => {
+            let value: Value = serde_json::from_str(text).unwrap();
+            let tags = value["tags"].as_array().unwrap();
+            value["name"].as_str().unwrap().chars().count() <= 4
+                && value["count"].as_u64().unwrap() <= 99
+                && tags.len() <= 2
+                && tags.iter().all(|tag| ["a", "bc"].contains(&tag.as_str().unwrap()))
+                && value.as_object().unwrap().len() == 3
+        }
+        Guidance::Regex(_) => {
+            let (digits, rest) = text.split_at(3);
+            let letters = rest.strip_prefix('-').unwrap();
+            digits.bytes().all(|byte| byte.is_ascii_digit())
+                && letters[..2].bytes().all(|byte| (b'a'..=b'f').contains(&byte))
+                && ["yes", "no"].contains(&&letters[2..])
+        }
+        Guidance::Lark(_) => {
+            let (greeting, name) = text.split_once(' ').unwrap();
+            let is_name = (2..=3).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_lowercase());
+            ["hello", "bye"].contains(&greeting) && is_name
+        }
+    };
+    let tokenizer = tokenizer();
+    for name in ["llama-fp32", "qwen2-fp32"] {
+        let model = model(name);
+        let mut texts: Vec<Vec<String>> = Vec::new();
+        let settings = [
+            options(&model),
+            EngineOptions { speculation: lookup(2), ..options(&model) },
+            EngineOptions { pages: Some(60), rows_max: 3, tokens_max: 6, ..options(&model) },
+        ];
+        for options in settings {
+            let engine = Engine::new(&model, Some(&tokenizer), options).unwrap();
+            let mut handles = Vec::new();
+            for number in 0..4u64 {
+                for guidance in &grammars {
+                    let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(160);
+                    if number % 2 == 1 {
+                        params = params.temperature(1.0).seed(number);
+                    }
+                    // Scores would be read, so no token is taken unseen.
+                    params.logprobs = (number > 1).then_some(0);
+                    let request = Request { guidance: Some(guidance.clone()), ..Request::new(prompt(number), params) };
+                    handles.push((guidance, engine.submit(request).unwrap()));
+                }
+            }
+            let read = |(guidance, handle): &(&Guidance, RequestHandle)| {
+                let (text, reason) = text(handle);
+                if matches!(reason, FinishReason::GrammarEnd | FinishReason::Eos) {
+                    assert!(is_valid(guidance, &text), "{name}: {text}");
+                } else {
+                    assert_eq!(reason, FinishReason::MaxNewTokens);
+                }
+                text
+            };
+            texts.push(handles.iter().map(read).collect());
+        }
+        assert_eq!(texts[0], texts[1], "{name}");
+        assert_eq!(texts[0], texts[2], "{name}");
+    }
+}
+
+#[test]
+fn log_probabilities_are_those_of_a_distribution() {
+    let model = model("phi3-fp32");
+    let engine = engine(&model, EngineOptions { speculation: lookup(2), ..options(&model) });
+    let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(12);
+    (params.logprobs, params.ignore_eos) = (Some(20), true);
+    let handle = engine.submit(Request::new(vec![5, 6, 7, 5, 6], params)).unwrap();
+    let mut seen = 0;
+    for event in handle.events() {
+        let Event::Token(token) = event else { continue };
+        let (logprob, top) = token.logprobs.unwrap();
+        // The likeliest is what a greedy search takes; the rest falls and is part of a whole.
+        assert_eq!((top[0].0, top[0].1, top.len()), (token.id, logprob, 20));
+        assert!(top.windows(2).all(|pair| pair[0].1 >= pair[1].1));
+        let sum: f64 = top.iter().map(|(_, logprob)| logprob.exp()).sum();
+        assert!(sum > 0.0 && sum <= 1.0 + 1e-9, "{sum}");
+        seen += 1;
+    }
+    assert_eq!(seen, 12);
+}
+
+#[test]
+fn a_client_that_takes_nothing_pauses_alone_and_loses_nothing() {
+    let model = model("llama-fp32");
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(model.config().search.clone()) };
+    let params = params.max_new_tokens(40);
+    let engine = engine(&model, EngineOptions { events_max: 4, ..options(&model) });
+    let slow = engine.submit(Request::new(vec![5, 6], params.clone())).unwrap();
+    for number in 0..3 {
+        let quick = engine.submit(Request::new(vec![7, number], params.clone())).unwrap();
+        assert_eq!(answer(&quick).0, alone(&model, &params, &[7, number]));
+    }
+    let metrics = engine.metrics().unwrap();
+    assert_eq!((metrics.running, metrics.finished), (1, 3));
+    assert_eq!(answer(&slow).0, alone(&model, &params, &[5, 6]));
+}
+
+#[test]
+fn a_deadline_ends_a_request_that_waits() {
+    let model = model("llama-fp32");
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(model.config().search.clone()) };
+    let engine = engine(&model, EngineOptions { events_max: 1, ..options(&model) });
+    let request = Request::new(vec![5, 6], params.max_new_tokens(300));
+    let handle = engine.submit(Request { deadline: Some(Instant::now()), ..request }).unwrap();
+    let last = handle.events().last();
+    assert!(matches!(last, Some(Event::Failed { is_retryable: true, .. })), "{last:?}");
+}
+
+#[test]
+fn defect_29_many_threads_send_cancel_and_drop_at_random() {
+    let model = model("qwen2-fp32");
+    let expected: Vec<Vec<u32>> =
+        (0..15).map(|number| alone(&model, &varied(&model, number), &prompt(number))).collect();
+    let engine = engine(&model, EngineOptions { pages: Some(40), prefix_caching: true, ..options(&model) });
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for client in 0..16u64 {
+            let (engine, model, expected, is_over) = (&engine, &model, &expected, &is_over);
+            scope.spawn(move || {
+                let mut number = client;
+                while !is_over.load(Ordering::Relaxed) {
+                    number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(client + 1);
+                    let which = (number >> 33) % 15;
+                    let handle = engine.submit(Request::new(prompt(which), varied(model, which))).unwrap();
+                    match (number >> 40) % 4 {
+                        0 => drop(handle),
+                        1 => {
+                            let _ = handle.next_event_within(Duration::from_millis((number >> 50) % 5));
+                            handle.cancel();
+                            assert!(handle.events().all(|event| !matches!(event, Event::Failed { .. })));
+                        }
+                        _ => assert_eq!(kept(model, answer(&handle)), expected[which as usize]),
+                    }
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_secs(5));
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let is_idle = || {
+        let metrics = engine.metrics().unwrap();
+        (metrics.queued + metrics.running == 0).then_some(metrics)
+    };
+    let metrics = std::iter::repeat_with(is_idle).flatten().next().unwrap();
+    assert_eq!(metrics.pages_free + metrics.pages_shared, metrics.pages_total);
+    assert_eq!(metrics.failed, 0);
+    assert!(metrics.finished > 0 && metrics.cancelled > 0, "{metrics:?}");
+}
+
+#[test]
+fn an_engine_that_is_dropped_tells_whoever_waits() {
+    let model = model("llama-fp32");
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(model.config().search.clone()) };
+    let engine = engine(&model, EngineOptions { events_max: 1, ..options(&model) });
+    let handle = engine.submit(Request::new(vec![5, 6], params)).unwrap();
+    drop(engine);
+    assert!(matches!(handle.events().last(), Some(Event::Failed { is_retryable: true, .. })));
+    assert!(handle.continue_with(&[1]).is_err());
+}
+
+/// What an engine says under a mixed load, as text.
+fn mixed_answers() -> String {
+    let model = model("llama-fp32");
+    let engine = engine(&model, EngineOptions { prefix_caching: true, speculation: lookup(2), ..options(&model) });
+    let send = |number| engine.submit(Request::new(prompt(number), varied(&model, number))).unwrap();
+    let handles: Vec<RequestHandle> = (0..8).map(send).collect();
+    format!("answers: {:?}", handles.iter().map(answer).collect::<Vec<_>>())
+}
+
+#[test]
+fn defect_28_every_process_gives_the_same_tokens() {
+    const PROCESSES: usize = 20;
+    // The same test runs in processes of its own: those find this variable in their arguments and only speak.
+    if std::env::args().any(|argument| argument == "--nocapture") {
+        println!("{}", mixed_answers());
+        return;
+    }
+    let expected = mixed_answers();
+    let run = || {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let name = "defect_28_every_process_gives_the_same_tokens";
+        let output = command.args([name, "--exact", "--nocapture"]).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    for _ in 0..PROCESSES {
+        let said = run();
+        assert!(said.contains(&expected), "{said}");
+    }
+}
