@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use precast_ir::Op;
 use precast_onnx::import::{Applies, StructureImport};
-use precast_onnx::operators::{FAMILIES, STRUCTURES};
+use precast_onnx::operators::{FAMILIES, REFUSED, STRUCTURES};
 use precast_passes::pipeline::{Class, Liberty};
 use precast_passes::{CANONICAL, FUSED, Pass};
 
+use crate::coverage::coverage;
 use crate::paths;
 
 /// A document.
@@ -150,18 +151,42 @@ fn operator_rows() -> Vec<OperatorRow> {
     rows
 }
 
+/// Opsets of the rows of one operator: each is valid until the next.
+fn opsets(rows: &[OperatorRow]) -> String {
+    rows.iter().map(|row| row.since.to_string()).collect::<Vec<String>>().join(", ")
+}
+
 fn operators() -> String {
     let mut text = begin("ONNX operators", "the tables in `crates/onnx/src/operators`");
-    text.push_str("\nSince: the first opset that a row is valid for, until the next row of the same operator.\n");
+    text.push_str(
+        "\nOpsets: the first opset of each form that is imported; a form is valid until the next. Reference: every operator \
+         that is imported has a meaning. CPU and GPU: what becomes of generated examples of all element types when they \
+         are compiled (`xtask/src/coverage.rs`); `by reference` is the op's meaning inside of a step, `host` the same beside \
+         a GPU, and what the host decides (sizes that depend on values, branches, loops) counts as such. `–`: no example is \
+         generated; strings, sequences and optionals are resolved while importing, and ai.onnx.ml becomes gathers, \
+         comparisons and products.\n",
+    );
+    let coverage = coverage();
+    let rows = operator_rows();
     let mut domain = None;
-    for import in operator_rows() {
-        if domain != Some(import.domain) {
-            domain = Some(import.domain);
-            let name = if import.domain.is_empty() { "ai.onnx" } else { import.domain };
+    for group in rows.chunk_by(|a, b| (a.domain, a.name) == (b.domain, b.name)) {
+        let first = &group[0];
+        if domain != Some(first.domain) {
+            domain = Some(first.domain);
+            let name = if first.domain.is_empty() { "ai.onnx" } else { first.domain };
             write!(text, "\n## {name}\n\n").expect("a string takes every write");
-            table_head(&mut text, &["operator", "since", "tier", "family"]);
+            table_head(&mut text, &["operator", "opsets", "tier", "family", "reference", "cpu", "gpu"]);
         }
-        row(&mut text, &[import.name, &import.since.to_string(), &import.tier.to_string(), import.family]);
+        let own = coverage.get(&(first.domain, first.name)).copied().unwrap_or_default();
+        let family = group.last().map_or("", |row| row.family);
+        let (cpu, gpu) = (own.cell(own.cpu, "by reference"), own.cell(own.gpu, "host"));
+        row(&mut text, &[first.name, &opsets(group), &first.tier.to_string(), family, "yes", &cpu, &gpu]);
+    }
+    text.push_str("\n## Refused\n\nKnown and not imported, with what a model that has them is told.\n\n");
+    table_head(&mut text, &["domain", "operator", "reason"]);
+    for refused in REFUSED {
+        let domain = if refused.domain.is_empty() { "ai.onnx" } else { refused.domain };
+        row(&mut text, &[domain, refused.name, refused.reason]);
     }
     text
 }

@@ -4,9 +4,14 @@
 
 mod differential;
 mod graphs;
+mod growing;
+pub mod makers;
+mod messages;
 mod mutate;
+mod reduce;
 mod targets;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -23,6 +28,7 @@ use crate::paths;
 use crate::worker::{Answer, Request, Worker, on_all_cores};
 
 pub use differential::run_graphs;
+pub use graphs::{Generated, example};
 pub use targets::Fuzzer;
 
 /// An input that takes longer hangs.
@@ -31,6 +37,8 @@ const HANG: Duration = Duration::from_secs(5);
 const BATCH_INPUTS: u64 = 256;
 /// Graphs that a worker takes at a time.
 const BATCH_GRAPHS: u64 = 50;
+/// Longest note that is kept.
+const NOTE_CHARACTERS_MAX: usize = 160;
 /// A batch that takes longer has an input that hangs.
 const BATCH_SECONDS_MAX: u64 = 60;
 
@@ -49,6 +57,12 @@ pub struct FuzzArguments {
     /// The first seed: another one gives other inputs.
     #[arg(long, default_value_t = 0)]
     first: u64,
+    /// Print what was noticed and is no failure: nodes that were refused, and why onnxruntime did not judge.
+    #[arg(long)]
+    notes: bool,
+    /// Reduce the graph of the first seed to what still fails, and write it there.
+    #[arg(long)]
+    reduce_to: Option<PathBuf>,
     /// Write the corpora again from the graph generator, and fuzz nothing.
     #[arg(long)]
     write_corpus: bool,
@@ -106,6 +120,8 @@ pub struct BatchReport {
     pub allocated_max: u64,
     /// Seeds that failed, with the reason.
     pub failures: Vec<(u64, String)>,
+    /// What was noticed and is no failure, with how often.
+    pub notes: BTreeMap<String, u64>,
 }
 
 impl BatchReport {
@@ -114,6 +130,16 @@ impl BatchReport {
         self.accepted += other.accepted;
         self.allocated_max = self.allocated_max.max(other.allocated_max);
         self.failures.extend(other.failures);
+        for (note, count) in other.notes {
+            *self.notes.entry(note).or_default() += count;
+        }
+    }
+
+    /// Counts something that is no failure. Names of values and numbers differ from graph to graph, so they are left out.
+    fn note(&mut self, text: &str) {
+        let words = text.split_whitespace().filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
+        let text: String = words.collect::<Vec<&str>>().join(" ").chars().take(NOTE_CHARACTERS_MAX).collect();
+        *self.notes.entry(text).or_default() += 1;
     }
 }
 
@@ -126,6 +152,9 @@ pub fn corpus_folder(target: FuzzTarget) -> PathBuf {
 pub fn run(arguments: &FuzzArguments) -> Result<()> {
     if arguments.write_corpus {
         return targets::write_corpus();
+    }
+    if let Some(folder) = &arguments.reduce_to {
+        return reduce::reduce_to(arguments.first, folder);
     }
     let mut reports = serde_json::Map::new();
     let mut failed = 0;
@@ -144,12 +173,24 @@ pub fn run(arguments: &FuzzArguments) -> Result<()> {
             "allocated_max": report.allocated_max,
             "failures": report.failures.len(),
         });
+        if arguments.notes {
+            print_notes(&report);
+        }
         eprintln!("{} {json}", target.name());
         reports.insert(target.name().to_string(), json);
     }
     println!("{}", serde_json::Value::Object(reports));
     ensure!(failed == 0, "{failed} inputs failed");
     Ok(())
+}
+
+/// What was noticed, the most frequent first.
+fn print_notes(report: &BatchReport) {
+    let mut notes: Vec<(&String, &u64)> = report.notes.iter().collect();
+    notes.sort_by_key(|(note, count)| (std::cmp::Reverse(**count), *note));
+    for (note, count) in notes {
+        eprintln!("{count:6} {note}");
+    }
 }
 
 /// Fuzzes one target on every core until its time is over.

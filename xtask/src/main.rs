@@ -6,6 +6,7 @@
 mod bench;
 mod case;
 mod conformance;
+mod coverage;
 mod docs;
 mod fetch;
 mod fill;

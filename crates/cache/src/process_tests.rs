@@ -90,3 +90,25 @@ fn a_kill_at_any_moment_leaves_whole_entries_only() {
         assert_eq!(cache.verify().unwrap().problems, [], "round {round}");
     }
 }
+
+/// H34: a process that is killed each time it has made something is ready in the end, since nothing is made twice that was
+/// published.
+#[test]
+fn starts_that_are_killed_halfway_get_further_each_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let published = || files_below(&dir.path().join("programs")).len();
+    for start in 0..10 {
+        let before = published();
+        let mut child = spawn(dir.path());
+        while published() == before && child.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(published() > before || before == 8, "start {start} added nothing to {before}");
+    }
+    let mut last = spawn(dir.path());
+    assert!(last.wait().unwrap().success());
+    assert_eq!(published(), 8);
+    assert_eq!(open(dir.path()).verify().unwrap().problems, []);
+}

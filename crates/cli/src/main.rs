@@ -27,6 +27,7 @@ mod run;
 mod subject;
 mod text_args;
 mod trace;
+mod values;
 mod verify;
 mod verify_folder;
 

@@ -1,7 +1,6 @@
 //! `run`: one run of a model or Program file; outputs as a summary, and to files if asked.
 
 use std::collections::BTreeSet;
-use std::fmt::Write;
 use std::path::Path;
 use std::time::Instant;
 
@@ -15,6 +14,7 @@ use crate::exit::Failure;
 use crate::fitting::with_inputs;
 use crate::output::Report;
 use crate::subject::Subject;
+use crate::values;
 
 /// Elements of an output that are shown.
 const SHOWN: usize = 8;
@@ -24,18 +24,17 @@ pub fn run(args: &RunArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> 
     let subject = Subject::open_tuned(&args.file, shared, &args.tune, args.cache.as_deref())?;
     let begun = Instant::now();
     let (inputs, outputs) = with_inputs(&subject.inputs()?, subject.runner(), &args.inputs, &cx.console, |inputs| {
-        cx.console.during("compiling and running", None, || subject.run(&inputs.tensors))
+        cx.console.during("compiling and running", None, || subject.run_values(&inputs.tensors))
     })?;
     let run_ms = begun.elapsed().as_secs_f64() * 1e3;
     if let Some(path) = &args.output {
-        save(path, &outputs, cx)?;
+        save(path, &values::tensors(&outputs)?, cx)?;
     }
     let mut text = String::new();
     let mut list = Vec::new();
-    for (name, tensor) in &outputs {
-        let summary = Summary::new(tensor);
-        let _ = writeln!(text, "{name}  {}  {summary}", tensor.type_());
-        list.push(summary.json(name, tensor));
+    for (name, value) in &outputs {
+        values::write_lines(&mut text, name, value);
+        list.push(values::value_json(name, value));
     }
     cx.console.detail(&format!("compiled and ran in {run_ms:.3} ms"));
     let json = json!({
@@ -54,7 +53,7 @@ pub fn port_json(name: &str, tensor: &Tensor) -> Value {
 }
 
 /// A few numbers about a tensor.
-struct Summary {
+pub struct Summary {
     min: f64,
     max: f64,
     mean: f64,
@@ -64,7 +63,8 @@ struct Summary {
 }
 
 impl Summary {
-    fn new(tensor: &Tensor) -> Summary {
+    /// The numbers of a tensor.
+    pub fn new(tensor: &Tensor) -> Summary {
         let values = tensor.to_f64_vec();
         let numbers = || values.iter().copied().filter(|value| !value.is_nan());
         let count = numbers().count();
@@ -78,7 +78,8 @@ impl Summary {
         }
     }
 
-    fn json(&self, name: &str, tensor: &Tensor) -> Value {
+    /// As JSON, with the name, type and shape of the tensor.
+    pub fn json(&self, name: &str, tensor: &Tensor) -> Value {
         let mut json = port_json(name, tensor);
         json["min"] = json!(self.min);
         json["max"] = json!(self.max);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use precast::{
     CacheOptions, Captures, InputInfo, Model, Named, PassOptions, ProgramCache, ProgramRunner, Ready, Runner,
-    RunnerOptions, Tensor, TuneOptions, is_program_file,
+    RunnerOptions, Tensor, TuneOptions, Value, is_program_file,
 };
 
 use crate::args::{Capture, Shared, TuneArgs};
@@ -74,6 +74,18 @@ impl Subject {
             Subject::Model(runner) => Ok(runner.run(inputs)?),
             Subject::Program(program) => Ok(program.run(inputs)?),
         }
+    }
+
+    /// Outputs of any kind for these inputs. Strings, sequences and optionals are known by what the model declares.
+    pub fn run_values(&self, inputs: &[(String, Tensor)]) -> Result<Vec<(String, Value)>, Failure> {
+        if let Subject::Model(runner) = self
+            && runner.model().declared_outputs().iter().any(|output| output.dtype.is_none())
+        {
+            let inputs: Vec<(String, Value)> =
+                inputs.iter().map(|(name, tensor)| (name.clone(), tensor.clone().into())).collect();
+            return Ok(runner.run_values(&inputs)?);
+        }
+        Ok(self.run(inputs)?.into_iter().map(|(name, tensor)| (name, tensor.into())).collect())
     }
 
     /// Buffers for repeated runs, if the subject is one Program.

@@ -215,6 +215,52 @@ fn many_threads_run_one_session_at_once() {
     });
 }
 
+/// H28: runs of changing sizes, straight into buffers and not, while others open the same model.
+#[test]
+fn sixteen_threads_alternate_batches_while_eight_build() {
+    let session = open(ROWS, BucketPolicy::PowersOfTwo { max: 4 }, OnMiss::Wait, true, memory());
+    std::thread::scope(|scope| {
+        for thread in 0..16 {
+            let session = &session;
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let x = input([4, 3, 4, 1][(thread + round) % 4]);
+                    let (outputs, _) = session.run(std::slice::from_ref(&x)).unwrap();
+                    assert_near(&outputs[0], &expected(ROWS, &x));
+                    assert_eq!(run_into(session, &x).0, outputs[0].as_bytes());
+                }
+            });
+        }
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let own = open(ROWS, BucketPolicy::PowersOfTwo { max: 4 }, OnMiss::Wait, true, memory());
+                let x = input(3);
+                assert_near(&own.run(std::slice::from_ref(&x)).unwrap().0[0], &expected(ROWS, &x));
+            });
+        }
+    });
+}
+
+/// H32: whatever sizes clients choose, what was compiled at the start is all that is compiled.
+#[test]
+fn a_thousand_sizes_from_sixteen_threads_compile_nothing() {
+    let session = open(ROWS, BucketPolicy::PowersOfTwo { max: 64 }, OnMiss::Wait, true, memory());
+    let compiled = session.counters().compiles();
+    std::thread::scope(|scope| {
+        for thread in 0..16 {
+            let session = &session;
+            scope.spawn(move || {
+                for rows in (1 + thread..=1000).step_by(16) {
+                    let x = input(rows);
+                    let (outputs, _) = session.run(std::slice::from_ref(&x)).unwrap();
+                    assert_eq!(outputs[0].shape(), [rows, 3]);
+                }
+            });
+        }
+    });
+    assert_eq!(session.counters().compiles(), compiled);
+}
+
 #[test]
 fn options_that_name_no_dim_are_refused() {
     let mut options = SessionOptions::default();

@@ -1,7 +1,7 @@
 //! What reads bytes or text, and what must hold for any input: an error or a value that means itself, no panic, and no more
 //! memory than a small multiple of the input.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -28,8 +28,12 @@ use crate::torture::cache_model::{Subject, write_small};
 const ALLOCATED_PER_BYTE: u64 = 256;
 const ALLOCATED_BASE: u64 = 64 << 20;
 
-/// Models of a corpus, by seed.
-const CORPUS_SEEDS: std::ops::Range<u64> = 0..24;
+/// Graphs whose Programs are changed, by seed.
+const PROGRAM_SEEDS: std::ops::Range<u64> = 0..24;
+/// Graphs that a corpus is chosen from.
+const COVERING_SEEDS: u64 = 600;
+/// What a file of a corpus costs beside its bytes, in bytes.
+const FILE_BYTES: usize = 2_000;
 
 struct Outcome {
     is_accepted: bool,
@@ -84,26 +88,23 @@ impl Fuzzer {
     fn run(&self, seed: u64) -> Result<Outcome> {
         let mut random = Random::new(seed);
         if let Some(cache) = &self.cache {
-            cache.run(&mut random)?;
-            return Ok(Outcome { is_accepted: false, allocated: 0 });
+            let length = cache.bytes()?;
+            return measured(length, || cache.run(&mut random).map(|()| false));
         }
+        let bytes = self.input(&mut random)?;
+        measured(bytes.len() as u64, || self.read(&bytes))
+    }
+
+    /// Bytes of the corpus, changed.
+    fn input(&self, random: &mut Random) -> Result<Vec<u8>> {
         let mut bytes = random.pick(&self.corpus).clone();
         let other = random.pick(&self.corpus).clone();
         match self.target {
-            FuzzTarget::Onnx if random.once_in(2) => bytes = wrong_fields(&bytes, &mut random)?,
-            FuzzTarget::Program => bytes = wrong_program(&bytes, &other, &mut random)?,
-            _ => mutate(&mut bytes, &other, &mut random),
+            FuzzTarget::Onnx if random.once_in(2) => return wrong_fields(&bytes, random),
+            FuzzTarget::Program => return wrong_program(&bytes, &other, random),
+            _ => mutate(&mut bytes, &other, random),
         }
-        let (start, mut result) = (Instant::now(), Ok(false));
-        let length = bytes.len() as u64;
-        let allocated = allocation_counter::measure(|| {
-            let read = catch_unwind(AssertUnwindSafe(|| self.read(&bytes)));
-            result = read.unwrap_or_else(|_| Err(anyhow::anyhow!("panicked")));
-        });
-        let limit = length * ALLOCATED_PER_BYTE + ALLOCATED_BASE;
-        ensure!(allocated.bytes_max <= limit, "{} bytes allocated for {length}", allocated.bytes_max);
-        ensure!(start.elapsed() < HANG, "took {:?}", start.elapsed());
-        Ok(Outcome { is_accepted: result?, allocated: allocated.bytes_max })
+        Ok(bytes)
     }
 
     /// Whether the input is accepted; an error is a broken promise.
@@ -116,6 +117,18 @@ impl Fuzzer {
             FuzzTarget::Cache | FuzzTarget::Differential => Ok(false),
         }
     }
+}
+
+/// Gives an input of some length to its reader, which may not panic, take long, or take much memory at once.
+fn measured(length: u64, read: impl FnOnce() -> Result<bool>) -> Result<Outcome> {
+    let (start, mut result) = (Instant::now(), Ok(false));
+    let allocated = allocation_counter::measure(|| {
+        result = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(anyhow::anyhow!("panicked")));
+    });
+    let limit = length * ALLOCATED_PER_BYTE + ALLOCATED_BASE;
+    ensure!(allocated.bytes_max <= limit, "{} bytes allocated for {length}", allocated.bytes_max);
+    ensure!(start.elapsed() < HANG, "took {:?}", start.elapsed());
+    Ok(Outcome { is_accepted: result?, allocated: allocated.bytes_max })
 }
 
 /// Constants by digest.
@@ -132,9 +145,8 @@ impl Constants {
     /// The constants of the corpus, whose texts hold only the small ones.
     fn of_corpus() -> Result<Constants> {
         let mut constants = BTreeMap::new();
-        for seed in CORPUS_SEEDS {
-            let bytes = graphs::generate(seed).model.encode_to_vec();
-            let graph = Model::from_bytes(bytes.into())?.symbolic_graph()?;
+        for bytes in read_corpus(FuzzTarget::Onnx)? {
+            let Ok(graph) = Model::from_bytes(bytes.into())?.symbolic_graph() else { continue };
             for value in graph.values() {
                 if let Definition::Constant(tensor) = &value.definition {
                     constants.insert(tensor.digest(), tensor.clone());
@@ -261,7 +273,7 @@ fn break_graph(graph: &mut GraphProto, random: &mut Random) {
 /// Programs of the generator's graphs.
 fn programs(store: &MemoryStore) -> Result<Vec<Vec<u8>>> {
     let mut programs = Vec::new();
-    for seed in CORPUS_SEEDS {
+    for seed in PROGRAM_SEEDS {
         let generated = graphs::generate(seed);
         let model = Model::from_bytes(generated.model.encode_to_vec().into())?;
         let runner = Runner::new(model, RunnerOptions { threads: 1, ..RunnerOptions::default() })?;
@@ -332,6 +344,13 @@ impl CacheFiles {
         Ok(CacheFiles { folder, subject, answers })
     }
 
+    /// Bytes of all files.
+    fn bytes(&self) -> Result<u64> {
+        let mut files = Vec::new();
+        list_files(&self.folder.path().join("cache"), &mut files)?;
+        files.iter().map(|path| Ok(fs::metadata(path)?.len())).sum()
+    }
+
     /// Damages one file; a Session on the cache must still give the same answers.
     fn run(&self, random: &mut Random) -> Result<()> {
         let root = self.folder.path().join("cache");
@@ -366,21 +385,45 @@ fn list_files(folder: &std::path::Path, files: &mut Vec<std::path::PathBuf>) -> 
     Ok(())
 }
 
-/// Writes the corpora: models of the generator, and their Graphs as text.
+/// Writes the corpora: as few models of the generator as have every operator between them, and their Graphs as text.
 pub fn write_corpus() -> Result<()> {
     for target in [FuzzTarget::Onnx, FuzzTarget::Text] {
-        fs::create_dir_all(corpus_folder(target))?;
+        let folder = corpus_folder(target);
+        if folder.exists() {
+            fs::remove_dir_all(&folder)?;
+        }
+        fs::create_dir_all(&folder)?;
     }
-    for seed in CORPUS_SEEDS {
-        let generated = graphs::generate(seed);
-        let bytes = generated.model.encode_to_vec();
-        fs::write(corpus_folder(FuzzTarget::Onnx).join(format!("graph_{seed:02}.onnx")), &bytes)?;
-        let graph = Model::from_bytes(bytes.into())?.symbolic_graph()?;
-        fs::write(corpus_folder(FuzzTarget::Text).join(format!("graph_{seed:02}.ir")), text::print(&graph))?;
+    for (place, bytes) in covering_models().into_iter().enumerate() {
+        fs::write(corpus_folder(FuzzTarget::Onnx).join(format!("graph_{place:02}.onnx")), &bytes)?;
+        let Ok(graph) = Model::from_bytes(bytes.into())?.symbolic_graph() else { continue };
+        fs::write(corpus_folder(FuzzTarget::Text).join(format!("graph_{place:02}.ir")), text::print(&graph))?;
     }
     fs::create_dir_all(corpus_folder(FuzzTarget::Tuning))?;
     fs::write(corpus_folder(FuzzTarget::Tuning).join("table.txt"), tuning_table()?.to_text())?;
     Ok(())
+}
+
+/// Models of the generator, each the one that has the most operators for its bytes that no model before it has.
+fn covering_models() -> Vec<Vec<u8>> {
+    let mut models: Vec<(BTreeSet<String>, Vec<u8>)> = (0..COVERING_SEEDS)
+        .map(|seed| {
+            let model = graphs::generate(seed).model;
+            let nodes = model.graph.iter().flat_map(|graph| &graph.node);
+            (nodes.map(|node| node.op_type.clone()).collect(), model.encode_to_vec())
+        })
+        .collect();
+    let (mut covered, mut chosen) = (BTreeSet::new(), Vec::new());
+    loop {
+        let gain = |(operators, bytes): &(BTreeSet<String>, Vec<u8>)| {
+            (operators.difference(&covered).count() << 32) / (bytes.len() + FILE_BYTES)
+        };
+        let best = (0..models.len()).max_by_key(|&at| (gain(&models[at]), std::cmp::Reverse(at)));
+        let Some(best) = best.filter(|&at| !models[at].0.is_subset(&covered)) else { return chosen };
+        let (operators, bytes) = models.swap_remove(best);
+        covered.extend(operators);
+        chosen.push(bytes);
+    }
 }
 
 /// A table of a few records.

@@ -87,6 +87,20 @@ fn an_alias_of_a_device_is_announced() {
     assert_eq!((outcome.exit, outcome.stderr.as_str()), (0, "notice: 'CPUExecutionProvider' is read as 'cpu'\n"));
 }
 
+/// H33: a device that is not there is an error, and never another device in silence.
+#[test]
+fn a_device_that_is_not_there_is_never_replaced() {
+    let bench = Bench::with_model("m.onnx", &models::affine());
+    for (device, exit) in [("cuda:99", 5), ("hip:99", 5), ("cdua:0", 2), ("gpu0", 2)] {
+        for verb in ["run", "perf", "verify", "compile -o p"] {
+            let outcome = bench.run(&format!("{verb} m.onnx --device {device}"));
+            assert_eq!(outcome.exit, exit, "{verb} on {device}: {}", outcome.stderr);
+            assert!(outcome.stdout.is_empty(), "{verb} on {device}: {}", outcome.stdout);
+        }
+    }
+    assert_eq!(bench.names(), ["m.onnx"]);
+}
+
 #[test]
 fn help_and_version_are_results() {
     let bench = Bench::new();

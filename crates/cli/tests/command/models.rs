@@ -1,8 +1,9 @@
 //! Models small enough to write down.
 
 use precast_onnx::proto::{
-    DataType, DimensionProto, DimensionValue, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
-    StringStringEntryProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, TypeValue, ValueInfoProto,
+    AttributeProto, AttributeType, DataType, DimensionProto, DimensionValue, GraphProto, ModelProto, NodeProto,
+    OperatorSetIdProto, SequenceTypeProto, StringStringEntryProto, TensorProto, TensorShapeProto, TensorTypeProto,
+    TypeProto, TypeValue, ValueInfoProto,
 };
 use prost::Message;
 
@@ -55,6 +56,31 @@ pub(crate) fn embedding() -> ModelProto {
 pub(crate) fn positions() -> ModelProto {
     let x = value("x", DataType::Float, &["n"]);
     model(vec![node("NonZero", &["x"], "y")], Vec::new(), vec![x], vec![value("y", DataType::Int64, &["1", "found"])])
+}
+
+/// Names by number, and the numbers twice in a sequence.
+pub(crate) fn names() -> ModelProto {
+    let texts = ["cat", "dog\u{1b}[31m"].map(|text| text.as_bytes().to_vec().into());
+    let strings = AttributeProto {
+        name: "value_strings".to_string(),
+        strings: texts.to_vec(),
+        r#type: Some(AttributeType::Strings.into()),
+        ..Default::default()
+    };
+    let nodes = vec![
+        NodeProto { attribute: vec![strings], ..node("Constant", &[], "all") },
+        node("Gather", &["all", "ids"], "name"),
+        node("SequenceConstruct", &["ids", "ids"], "pair"),
+    ];
+    let element = value("", DataType::Int64, &["n"]).r#type.map(Box::new);
+    let sequence = TypeValue::SequenceType(SequenceTypeProto { elem_type: element });
+    let pair = ValueInfoProto {
+        name: "pair".to_string(),
+        r#type: Some(TypeProto { value: Some(sequence), ..Default::default() }),
+        ..Default::default()
+    };
+    let ids = value("ids", DataType::Int64, &["n"]);
+    model(nodes, Vec::new(), vec![ids], vec![value("name", DataType::String, &["n"]), pair])
 }
 
 /// Two operators that nobody has.

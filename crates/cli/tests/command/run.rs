@@ -85,3 +85,19 @@ fn guessed_sizes_that_do_not_fit_are_replaced() {
     assert!(outcome.stderr.contains("used instead: --dim channels=80 --dim n=1\n"), "{}", outcome.stderr);
     assert_eq!(bench.run("run m.onnx --dim channels=81").exit, 3);
 }
+
+#[test]
+fn strings_and_sequences_are_shown_and_strings_are_not_saved() {
+    let bench = Bench::with_model("m.onnx", &models::names());
+    let outcome = bench.run("run m.onnx --input ids=ones --dim n=2");
+    assert_eq!(outcome.exit, 0, "{}", outcome.stderr);
+    let dog = r#"name  string[2]  ["dog\u{1b}[31m", "dog\u{1b}[31m"]"#;
+    assert!(outcome.stdout.contains(dog), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("pair  sequence of 2\npair[0]  i64[2]"), "{}", outcome.stdout);
+    let json = bench.json("run m.onnx --input ids=zeros --dim n=1");
+    assert_eq!(json["outputs"][0], json!({ "name": "name", "dtype": "string", "shape": [1], "first": ["cat"] }));
+    assert_eq!(json["outputs"][1]["elements"][1]["first"], json!([0]));
+    let outcome = bench.run("run m.onnx --input ids=ones --dim n=2 --output y.npz");
+    assert_eq!(outcome.exit, 2);
+    assert!(outcome.stderr.contains("'name' is a tensor of strings"), "{}", outcome.stderr);
+}

@@ -85,6 +85,7 @@ pub const IMPORTS: &[Import] = &[
     Import::onnx("Dropout", 12, 1, dropout_12),
     Import::microsoft("Gelu", 1, |cx| unary(cx, UnaryFn::GeluErf)),
     Import::microsoft("FastGelu", 1, |cx| biased_gelu(cx, UnaryFn::GeluTanh)),
+    Import::microsoft("BiasAdd", 1, bias_add),
     Import::microsoft("BiasGelu", 1, |cx| biased_gelu(cx, UnaryFn::GeluErf)),
     Import::microsoft("BiasSplitGelu", 1, bias_split_gelu),
     Import::microsoft("QuickGelu", 1, |cx| unary_alpha(cx, UnaryFn::QuickGelu, f64::from(1.702f32))),
@@ -171,6 +172,13 @@ fn bias_split_gelu(cx: &mut NodeCx<'_, '_>) -> Values {
     let gate = cx.slice_axis(sum, last, Dim::from(half), Dim::from(half))?;
     let gate = cx.unary(UnaryFn::GeluErf, gate)?;
     one(cx.binary(BinaryFn::Mul, linear, gate))
+}
+
+/// x plus a bias along its last axis, plus what skipped the layers before.
+fn bias_add(cx: &mut NodeCx<'_, '_>) -> Values {
+    let (x, bias, skip) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let sum = cx.binary(BinaryFn::Add, x, bias)?;
+    one(cx.binary(BinaryFn::Add, sum, skip))
 }
 
 fn biased_gelu(cx: &mut NodeCx<'_, '_>, func: UnaryFn) -> Values {

@@ -27,6 +27,7 @@ pub const IMPORTS: &[Import] = &[
     Import::onnx("Compress", 9, 2, compress),
     Import::onnx("ReverseSequence", 10, 2, reverse_sequence),
     Import::onnx("Unique", 11, 2, unique::unique),
+    Import::microsoft("GatherND", 2, gather_nd),
 ];
 
 /// What an Import gives.

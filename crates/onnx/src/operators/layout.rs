@@ -21,6 +21,8 @@ pub const IMPORTS: &[Import] = &[
     Import::onnx("DepthToSpace", 1, 1, depth_to_space),
     Import::onnx("SpaceToDepth", 1, 1, space_to_depth),
     Import::onnx("Trilu", 14, 1, trilu),
+    Import::microsoft("Pad", 2, pad_11),
+    Import::microsoft("Trilu", 2, trilu),
     Import::onnx("CenterCropPad", 18, 2, center_crop_pad),
 ];
 

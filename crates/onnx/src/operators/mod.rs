@@ -14,11 +14,15 @@ mod legacy;
 mod loss;
 mod matmul;
 mod ml;
+mod ml_encoders;
+mod ml_linear;
+mod ml_trees;
 mod ngram;
 mod norm;
 mod quantize;
 mod random;
 mod reduce;
+mod refused;
 mod sequence;
 mod shape;
 mod signal;
@@ -28,6 +32,8 @@ mod stateful;
 pub(crate) mod strings;
 mod structure;
 mod window;
+
+pub use refused::{REFUSED, Refused};
 
 /// Every row, family by family.
 pub const FAMILIES: &[(&str, &[Import])] = &[
@@ -41,6 +47,9 @@ pub const FAMILIES: &[(&str, &[Import])] = &[
     ("loss", loss::IMPORTS),
     ("matmul", matmul::IMPORTS),
     ("ml", ml::IMPORTS),
+    ("ml_encoders", ml_encoders::IMPORTS),
+    ("ml_linear", ml_linear::IMPORTS),
+    ("ml_trees", ml_trees::IMPORTS),
     ("ngram", ngram::IMPORTS),
     ("norm", norm::IMPORTS),
     ("quantize", quantize::IMPORTS),
@@ -54,8 +63,14 @@ pub const FAMILIES: &[(&str, &[Import])] = &[
 ];
 
 /// Every row of operators that take or give more than tensors of numbers, family by family.
-pub const STRUCTURES: &[(&str, &[StructureImport])] =
-    &[("control", control::STRUCTURES), ("strings", strings::STRUCTURES), ("structure", structure::STRUCTURES)];
+pub const STRUCTURES: &[(&str, &[StructureImport])] = &[
+    ("control", control::STRUCTURES),
+    ("ml_encoders", ml_encoders::STRUCTURES),
+    ("ml_linear", ml_linear::STRUCTURES),
+    ("ml_trees", ml_trees::STRUCTURES),
+    ("strings", strings::STRUCTURES),
+    ("structure", structure::STRUCTURES),
+];
 
 /// The row of an operator on structures that is in force at an opset.
 pub fn find_structure(domain: &str, name: &str, opset: i64) -> Option<&'static StructureImport> {
@@ -76,6 +91,9 @@ pub fn rows() -> impl Iterator<Item = &'static Import> {
 
 /// Why `find` gave nothing, as advice.
 pub(crate) fn why_unknown(domain: &str, name: &str, opset: Option<i64>) -> String {
+    if let Some(reason) = refused::reason(domain, name) {
+        return reason.to_string();
+    }
     let Some(opset) = opset else {
         return "the model does not import its domain".to_string();
     };

@@ -1,6 +1,8 @@
 //! Quantisation: between floats and small integers, and products of quantised operands. Products are formed in i32,
 //! scaled once in f32 and rounded half to even.
 
+mod microsoft;
+
 use precast_ir::ValueId;
 use precast_ir::op::{BinaryFn, ConvInt, Dequantize, MatmulInt, Quantize, ReduceFn, UnaryFn};
 use precast_tensor::{DType, Dim};
@@ -22,11 +24,17 @@ pub const IMPORTS: &[Import] = &[
     Import::microsoft("DequantizeLinear", 1, |cx| dequantize_linear(cx, MICROSOFT_LIKE)),
     Import::microsoft("DynamicQuantizeMatMul", 1, dynamic_quantize_matmul),
     Import::microsoft("MatMulIntegerToFloat", 1, matmul_integer_to_float),
+    Import::microsoft("QGemm", 1, microsoft::qgemm),
     Import::microsoft("QLinearAdd", 1, |cx| qlinear_binary(cx, BinaryFn::Add)),
     Import::microsoft("QLinearMul", 1, |cx| qlinear_binary(cx, BinaryFn::Mul)),
     Import::microsoft("QLinearSigmoid", 1, |cx| qlinear_unary(cx, UnaryFn::Sigmoid, 0.0)),
     Import::microsoft("QLinearLeakyRelu", 1, qlinear_leaky_relu),
+    Import::microsoft("QLinearAveragePool", 1, microsoft::qlinear_average_pool),
     Import::microsoft("QLinearConcat", 1, qlinear_concat),
+    Import::microsoft("QLinearGlobalAveragePool", 1, microsoft::qlinear_global_average_pool),
+    Import::microsoft("QLinearReduceMean", 1, microsoft::qlinear_reduce_mean),
+    Import::microsoft("QLinearSoftmax", 1, microsoft::qlinear_softmax),
+    Import::microsoft("QLinearWhere", 1, microsoft::qlinear_where),
 ];
 
 /// The opset of ai.onnx whose attributes com.microsoft's QuantizeLinear and DequantizeLinear have.

@@ -2,7 +2,7 @@
 //! or from the node's name where there is none, so that a model gives the same numbers in every run.
 
 use precast_ir::ValueId;
-use precast_ir::op::{CompareFn, Normal, Uniform};
+use precast_ir::op::{BinaryFn, CompareFn, Cumulate, CumulateFn, Normal, ReduceFn, Uniform};
 use precast_tensor::{DType, Dim};
 
 use crate::import::{Fault, Import, NodeCx};
@@ -10,6 +10,7 @@ use crate::import::{Fault, Import, NodeCx};
 #[rustfmt::skip]
 pub(super) const IMPORTS: &[Import] = &[
     Import { domain: "", name: "Bernoulli", since: 15, tier: 2, function: bernoulli },
+    Import { domain: "", name: "Multinomial", since: 7, tier: 2, function: multinomial },
     Import { domain: "", name: "RandomNormal", since: 1, tier: 2, function: random_normal },
     Import { domain: "", name: "RandomNormalLike", since: 1, tier: 1, function: random_normal_like },
     Import { domain: "", name: "RandomUniform", since: 1, tier: 2, function: random_uniform },
@@ -59,6 +60,34 @@ fn bernoulli(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let sample = cx.add(Uniform { to: ty.dtype, shape: ty.dims, low: 0.0, high: 1.0, key }, &[])?;
     let is_one = cx.compare(CompareFn::Lt, sample, probability)?;
     Ok(vec![cx.cast(is_one, to)?])
+}
+
+/// Classes drawn by their logarithmic probabilities [rows, classes]: the first whose share of the sum, with all before it, is
+/// more than a sample.
+fn multinomial(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let logarithms = cx.input(0)?;
+    if cx.rank(logarithms) != 2 {
+        return Err(Fault::Invalid(format!("the input has rank {}; 2 was expected", cx.rank(logarithms))));
+    }
+    let to = cx.dtype_attribute("dtype")?.unwrap_or(DType::I32);
+    let count = cx.int("sample_size", 1)?;
+    let count = usize::try_from(count).map_err(|_| Fault::Invalid(format!("attribute 'sample_size' is {count}")))?;
+    let key = read_key(cx)?;
+    let ty = cx.ty(logarithms);
+    let probability = cx.softmax(logarithms, 1)?;
+    let shares =
+        cx.add(Cumulate { func: CumulateFn::Sum, axis: 1, exclusive: false, reverse: false }, &[probability])?;
+    let shape = vec![ty.dims[0].clone(), Dim::from(count), Dim::ONE];
+    let sample = cx.add(Uniform { to: ty.dtype, shape, low: 0.0, high: 1.0, key }, &[])?;
+    let shares = cx.unsqueeze(shares, &[1])?;
+    let is_passed = cx.compare(CompareFn::Le, shares, sample)?;
+    let passed = cx.cast(is_passed, DType::I64)?;
+    let class = cx.reduce(ReduceFn::Sum, passed, vec![2], false)?;
+    // Shares that round to less than 1 may all be passed.
+    let classes = cx.dim_value(ty.dims[1].clone())?;
+    let last = cx.binary_scalar(BinaryFn::Sub, classes, 1.0)?;
+    let class = cx.binary(BinaryFn::Min, class, last)?;
+    Ok(vec![cx.cast(class, to)?])
 }
 
 /// Element type and shape from attributes.

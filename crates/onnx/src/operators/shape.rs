@@ -22,6 +22,7 @@ pub const IMPORTS: &[Import] = &[
     Import::onnx("Expand", 8, 1, expand),
     Import::onnx("Tile", 6, 1, tile),
     Import::onnx("EyeLike", 9, 2, eye_like),
+    Import::microsoft("ExpandDims", 2, expand_dims),
 ];
 
 /// What an Import gives.
@@ -264,6 +265,14 @@ fn unsqueeze(cx: &mut NodeCx<'_, '_>, axes: &[i64]) -> Values {
     let x = cx.input(0)?;
     let axes = cx.axes(axes, cx.rank(x) + axes.len())?;
     Ok(vec![cx.unsqueeze(x, &axes)?])
+}
+
+/// A new axis of size 1 where the second input says.
+fn expand_dims(cx: &mut NodeCx<'_, '_>) -> Values {
+    let (x, axis) = (cx.input(0)?, cx.input(1)?);
+    let axis = cx.require_int(axis, "axis")?;
+    let axis = cx.axis(axis, cx.rank(x) + 1)?;
+    Ok(vec![cx.unsqueeze(x, &[axis])?])
 }
 
 fn expand(cx: &mut NodeCx<'_, '_>) -> Values {

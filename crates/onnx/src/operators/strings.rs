@@ -63,6 +63,14 @@ const MOVERS: &[&str] = &[
     "Where",
 ];
 
+fn is_mover(import: &Import) -> bool {
+    match import.domain {
+        "" => MOVERS.contains(&import.name),
+        "ai.onnx.ml" => import.name == "ArrayFeatureExtractor",
+        _ => false,
+    }
+}
+
 /// Imports a node that moves strings as if they were numbers: places of one table for all its inputs.
 pub(crate) fn move_strings(cx: &mut NodeCx<'_, '_>, import: &Import) -> Outputs {
     let mut tables = Vec::new();
@@ -73,7 +81,7 @@ pub(crate) fn move_strings(cx: &mut NodeCx<'_, '_>, import: &Import) -> Outputs 
             Some(other) => return Err(Fault::Unsupported(format!("input {position} is {}", other.kind()))),
         }
     }
-    if !import.domain.is_empty() || !MOVERS.contains(&import.name) {
+    if !is_mover(import) {
         return Err(Fault::Unsupported("strings are not covered as an input".to_string()));
     }
     let table = merged(&tables);

@@ -2,6 +2,7 @@
 
 mod deform;
 mod resize;
+mod roi_pool;
 mod unpool;
 
 use precast_ir::ValueId;
@@ -23,6 +24,7 @@ pub(super) const IMPORTS: &[Import] = &[
     Import { domain: "", name: "GridSample", since: 16, tier: 1, function: grid_sample },
     Import { domain: "", name: "LpPool", since: 2, tier: 2, function: lp_pool },
     Import { domain: "", name: "MaxPool", since: 1, tier: 1, function: max_pool },
+    Import { domain: "", name: "MaxRoiPool", since: 1, tier: 2, function: roi_pool::max_roi_pool },
     Import { domain: "", name: "MaxUnpool", since: 9, tier: 2, function: unpool::max_unpool },
     Import { domain: "", name: "Resize", since: 10, tier: 1, function: resize::resize_10 },
     Import { domain: "", name: "Resize", since: 11, tier: 1, function: resize::resize_11 },
@@ -51,9 +53,14 @@ fn max_pool(cx: &mut NodeCx<'_, '_>) -> Outputs {
 
 pub(super) fn average_pool(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let x = cx.input(0)?;
+    Ok(vec![average_pool_of(cx, x)?])
+}
+
+/// Means of the windows that the node's attributes give.
+pub(super) fn average_pool_of(cx: &mut NodeCx<'_, '_>, x: ValueId) -> Result<ValueId, Fault> {
     let count_pad = cx.flag("count_include_pad", false)?;
     let (sliding, output) = read_pool(cx, x)?;
-    Ok(vec![add_pool(cx, x, PoolFn::Avg, &sliding, &output, count_pad, 0)?])
+    add_pool(cx, x, PoolFn::Avg, &sliding, &output, count_pad, 0)
 }
 
 fn lp_pool(cx: &mut NodeCx<'_, '_>) -> Outputs {
