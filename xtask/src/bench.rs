@@ -6,6 +6,7 @@ mod instructions;
 mod memory;
 mod session;
 mod tactics;
+mod text;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -25,6 +26,8 @@ pub enum Bench {
     Session(session::SessionArguments),
     /// Whether the cost model picks the tactics that are fastest when measured.
     Tactics(tactics::TacticsArguments),
+    /// Text generation against onnxruntime-genai and llama.cpp.
+    Text(text::TextArguments),
 }
 
 /// Measures.
@@ -36,5 +39,6 @@ pub fn run(what: &Bench) -> Result<()> {
         Bench::Memory(arguments) => memory::run(arguments),
         Bench::Session(arguments) => session::run(arguments),
         Bench::Tactics(arguments) => tactics::run(arguments),
+        Bench::Text(arguments) => text::run(arguments),
     }
 }

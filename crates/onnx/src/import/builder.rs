@@ -47,6 +47,8 @@ pub struct Builder {
     fresh: Rc<Cell<u32>>,
     /// How many tokens of each row are cached, where the past is a cache with room left.
     pub cache_lengths: Option<ValueId>,
+    /// Whether attention behind such a cache is one node.
+    pub keeps_attention: bool,
 }
 
 impl Builder {
@@ -61,6 +63,7 @@ impl Builder {
             tensor_bytes_max,
             fresh: Rc::new(Cell::new(0)),
             cache_lengths: None,
+            keeps_attention: false,
         }
     }
 
