@@ -30,8 +30,19 @@ fn check_file(stem: &str) {
 }
 
 /// Files of single nodes.
-const STEMS: [&str; 11] =
-    ["attention", "conv", "elementwise", "index", "layout", "matmul", "norm", "quantize", "reduce", "sequence", "window"];
+const STEMS: [&str; 11] = [
+    "attention",
+    "conv",
+    "elementwise",
+    "index",
+    "layout",
+    "matmul",
+    "norm",
+    "quantize",
+    "reduce",
+    "sequence",
+    "window",
+];
 
 macro_rules! file_tests {
     ($($test:ident $stem:literal)+) => { $(

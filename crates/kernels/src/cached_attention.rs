@@ -9,11 +9,11 @@
 use std::ops::Range;
 
 use crate::arithmetic::Arithmetic;
-use crate::cached_attention_lines::{add_weighted, cap, divide_row, mask_unless, rotate, scale_row, score_keys, weigh_row};
-use crate::epilogue::Bias;
-use crate::gemm_drive::{
-    DriveShape, Item, SPLIT_NS, SourceB, drive_alone, drive_alone_onto, drive_alone_scratch_len,
+use crate::cached_attention_lines::{
+    add_weighted, cap, divide_row, mask_unless, rotate, scale_row, score_keys, weigh_row,
 };
+use crate::epilogue::Bias;
+use crate::gemm_drive::{DriveShape, Item, SPLIT_NS, SourceB, drive_alone, drive_alone_onto, drive_alone_scratch_len};
 use crate::gemm_pack::{MatrixA, MatrixB};
 use crate::isa::{Exec, Isa};
 use crate::pool::SharedMut;
@@ -159,7 +159,8 @@ impl CachedAttention {
         self.check(inputs, &outputs);
         let (queries, scratch) = scratch.split_at_mut(self.queries_len());
         self.prepare(exec, inputs, queries, outputs.keys, outputs.values);
-        let work = Work { attention: self, isa: exec.isa(), inputs, queries, keys: outputs.keys, values: outputs.values };
+        let work =
+            Work { attention: self, isa: exec.isa(), inputs, queries, keys: outputs.keys, values: outputs.values };
         match self.length {
             1 => work.run_single(exec, outputs.y, scratch),
             _ => work.run_blocks(exec, outputs.y, scratch),
@@ -472,7 +473,8 @@ impl<'a> Work<'a> {
             let end = keys.end;
             keys.step_by(BLOCK_KEYS).map(move |start| start..end.min(start + BLOCK_KEYS))
         };
-        let first_new = if self.attention.window == 0 { 0 } else { (steps.start + 1).saturating_sub(self.attention.window) };
+        let first_new =
+            if self.attention.window == 0 { 0 } else { (steps.start + 1).saturating_sub(self.attention.window) };
         cut(0..self.filled(row)).map(Stretch::Cached).chain(cut(first_new..steps.end).map(Stretch::New))
     }
 

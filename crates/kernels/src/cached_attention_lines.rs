@@ -1,5 +1,7 @@
 //! The inner loops of attention behind a cache, over one head of one token or one row of scores.
 
+#![allow(clippy::needless_range_loop, reason = "loops over plain lanes become vectors")]
+
 use crate::math;
 use crate::row_sum::{combine, replace_sum_of};
 use crate::simd::multiversion;

@@ -93,7 +93,8 @@ impl BlockWeights {
                     for (group, words) in words.chunks_exact_mut(COLUMNS).enumerate() {
                         words[lane] = (0..per_word).fold(0, |word, place| {
                             let k = block * self.block + group * per_word + place;
-                            let level = if is_there && k < self.k { levels[column * self.k + k] } else { self.middle() };
+                            let level =
+                                if is_there && k < self.k { levels[column * self.k + k] } else { self.middle() };
                             word | u32::from(level) << (place as u32 * self.bits)
                         });
                     }

@@ -1,12 +1,21 @@
 //! The inner loops over packed weights of 4 or 8 bits: 16 columns at a time, a block of k at a time.
 
+#![allow(clippy::needless_range_loop, reason = "loops over plain lanes become vectors")]
+
 use crate::gemm_blocks::{BlockWeights, COLUMNS};
 use crate::isa::Isa;
 use crate::simd::multiversion;
 
 /// x · W for successive columns, from their packed words. `x` is padded to whole blocks; `sums` has the sum of each block
 /// of it, which zero points are multiplied with.
-pub(crate) fn add_columns(isa: Isa, weights: &BlockWeights, x: &[f32], sums: &[f32], words: &[u32], target: &mut [f32]) {
+pub(crate) fn add_columns(
+    isa: Isa,
+    weights: &BlockWeights,
+    x: &[f32],
+    sums: &[f32],
+    words: &[u32],
+    target: &mut [f32],
+) {
     #[cfg(target_arch = "x86_64")]
     if weights.bits == 4 && isa >= Isa::Avx512 {
         // SAFETY: an `Isa` reaches a kernel only through `Exec`, which checked that this machine has it.

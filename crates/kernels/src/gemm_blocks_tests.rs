@@ -49,7 +49,13 @@ impl Case {
         let expected: Vec<f64> = (0..m * n).map(|at| product(at / n, at % n)).collect();
         let found = self.run(exec, m, &x, &Epilogue::default());
         let most = expected.iter().fold(1.0_f64, |most, value| most.max(value.abs()));
-        assert_close(&found, &expected, 0.0, 1e-5 * most, &format!("{:?} of {m} rows on {:?}", self.weights, exec.isa()));
+        assert_close(
+            &found,
+            &expected,
+            0.0,
+            1e-5 * most,
+            &format!("{:?} of {m} rows on {:?}", self.weights, exec.isa()),
+        );
     }
 }
 

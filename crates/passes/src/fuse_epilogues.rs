@@ -94,12 +94,7 @@ fn fuse_epilogues(graph: &Graph, costs: &StepCosts, log: &mut Log) -> Result<Gra
 }
 
 /// Why a convolution or product takes nothing with it.
-fn why_alone(
-    graph: &Graph,
-    consumers: &[Option<NodeId>],
-    costs: &StepCosts,
-    node: &Node,
-) -> Option<Reason> {
+fn why_alone(graph: &Graph, consumers: &[Option<NodeId>], costs: &StepCosts, node: &Node) -> Option<Reason> {
     if !matches!(node.op, Op::Conv(_) | Op::Matmul(_)) {
         return None;
     }

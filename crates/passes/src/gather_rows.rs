@@ -78,7 +78,8 @@ fn last_row_gather(graph: &Graph, value: ValueId) -> Option<(ValueId, ValueId)> 
     let mut value = value;
     loop {
         let (node, _) = graph.producer(value)?;
-        let [input] = node.inputs.iter().filter(|&&input| graph.constant(input).is_none()).collect::<Vec<_>>()[..] else {
+        let [input] = node.inputs.iter().filter(|&&input| graph.constant(input).is_none()).collect::<Vec<_>>()[..]
+        else {
             return None;
         };
         let below = graph.producer(*input).map(|(node, _)| node);
@@ -87,7 +88,8 @@ fn last_row_gather(graph: &Graph, value: ValueId) -> Option<(ValueId, ValueId)> 
             && uses[input.0 as usize] == 1
         {
             let (rows, dims) = (&graph.ty(gather.inputs[0]).dims, &graph.ty(value).dims);
-            let is_unsqueezed = matches!((&rows[..], &dims[..]), ([a, _, b], [c, one, d]) if a == c && b == d && *one == Dim::ONE);
+            let is_unsqueezed =
+                matches!((&rows[..], &dims[..]), ([a, _, b], [c, one, d]) if a == c && b == d && *one == Dim::ONE);
             return is_unsqueezed.then_some((*input, value));
         }
         let is_row_wise = matches!(node.op, Op::Matmul(_) | Op::Unary(_) | Op::Binary(_) | Op::Clamp(_) | Op::Cast(_));

@@ -78,8 +78,11 @@ pub(crate) fn decoder_graph(
     let names = PortNames::of(&roles);
     let (inputs, outputs) = (names.input_roles(&graph)?, names.output_roles(&graph));
     let headless = without_output(&graph, &roles.logits)?;
-    let headless =
-        HeadlessGraph { inputs: names.input_roles(&headless)?, outputs: names.output_roles(&headless), graph: headless };
+    let headless = HeadlessGraph {
+        inputs: names.input_roles(&headless)?,
+        outputs: names.output_roles(&headless),
+        graph: headless,
+    };
     let refuses_filler = refuses_filler(&graph);
     Ok(DecoderGraph { inputs, outputs, layers, vocabulary, refuses_filler, headless, graph })
 }

@@ -105,7 +105,9 @@ pub fn run(arguments: &TextArguments) -> Result<()> {
         }
     }
     if arguments.json {
-        let rows = results.iter().map(|((name, peer), figures)| json!({"configuration": name, "peer": peer, "figures": figures}));
+        let rows = results
+            .iter()
+            .map(|((name, peer), figures)| json!({"configuration": name, "peer": peer, "figures": figures}));
         println!("{}", json!({ "rows": rows.collect::<Vec<_>>() }));
     } else {
         print!("{}", table(&results, arguments));
@@ -139,8 +141,10 @@ fn ask(python: &Path, peer: &str, model: &Path, arguments: &TextArguments) -> Re
 
 /// Measures Precast in this process.
 fn measure(folder: &Path, prompt: usize, new_tokens: usize) -> Result<Figures> {
-    let options =
-        TextOptions { runner: RunnerOptions { threads: THREADS, ..RunnerOptions::default() }, ..TextOptions::default() };
+    let options = TextOptions {
+        runner: RunnerOptions { threads: THREADS, ..RunnerOptions::default() },
+        ..TextOptions::default()
+    };
     let model = open_text_model(folder, &options)?.model;
     let tokens: Vec<u32> = (0..prompt).map(|i| (100 + 7 * i as u32 % 4000) % model.vocabulary() as u32).collect();
     let short = &tokens[..SHORT_PROMPT.min(prompt)];

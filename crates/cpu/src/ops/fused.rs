@@ -7,7 +7,9 @@ use precast_passes::fuse_recurrent::ByteLayer;
 use precast_tensor::Tensor;
 
 use crate::ops::epilogue::Epilogue;
-use crate::ops::{attention, conv, elementwise, gather_concat, matmul, matmul_blocks, matmul_dynamic, sequence_dynamic};
+use crate::ops::{
+    attention, conv, elementwise, gather_concat, matmul, matmul_blocks, matmul_dynamic, sequence_dynamic,
+};
 use crate::step::{Lowered, Machine, StepNode};
 
 /// The kernel of a fused body.

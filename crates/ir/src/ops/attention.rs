@@ -148,9 +148,11 @@ impl<'a> Tokens<'a> {
         let (joint, cache) = (parts.joint.shape(), parts.keys.shape());
         let lengths = read_ints(CACHED_ATTENTION, parts.lengths)?;
         let length = |&length: &i128| {
-            usize::try_from(length).map_err(|_| EvalError::value(CACHED_ATTENTION, format!("{length} tokens are cached")))
+            usize::try_from(length)
+                .map_err(|_| EvalError::value(CACHED_ATTENTION, format!("{length} tokens are cached")))
         };
-        let tables = parts.tables.map(|[cosines, sines]| (read_floats(cosines), read_floats(sines), cosines.shape()[1]));
+        let tables =
+            parts.tables.map(|[cosines, sines]| (read_floats(cosines), read_floats(sines), cosines.shape()[1]));
         Ok(Tokens {
             op,
             rows: joint[0],

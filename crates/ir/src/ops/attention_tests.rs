@@ -59,11 +59,9 @@ fn keys_are_turned_by_their_position() {
     let tables = [f32s(&[2, 1], &[1.0, 0.0]), f32s(&[2, 1], &[0.0, 1.0])];
     let joint = f32s(&[1, 1, 6], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let cache = f32s(&[1, 1, 1, 2], &[0.0, 0.0]);
-    for (rotary, cached, expected) in [
-        (RotaryFn::Half, 0, [3.0, 4.0]),
-        (RotaryFn::Half, 1, [-4.0, 3.0]),
-        (RotaryFn::Interleaved, 7, [-4.0, 3.0]),
-    ] {
+    for (rotary, cached, expected) in
+        [(RotaryFn::Half, 0, [3.0, 4.0]), (RotaryFn::Half, 1, [-4.0, 3.0]), (RotaryFn::Interleaved, 7, [-4.0, 3.0])]
+    {
         let mut inputs = vec![joint.clone(), cache.clone(), cache.clone(), lengths(&[cached])];
         inputs.extend(tables.clone());
         assert_eq!(run(CachedAttention { rotary, ..attention(1, 1) }, &inputs)[1], expected);

@@ -297,6 +297,10 @@ fn may_fold(op: &Op, inputs: &[Tensor], types: &[Type]) -> bool {
         // Its Type does not say how large the result is, but its input does.
         return x.len().saturating_mul(x.rank() * size_of::<i64>()) <= FOLD_BYTES_MAX;
     }
+    // A reshape shares the bytes of its operand.
+    if matches!(op, Op::Reshape(_)) && symbols.is_empty() {
+        return true;
+    }
     !is_decided_by_a_run(op)
         && symbols.is_empty()
         && types.iter().all(|ty| ty.size_bytes().is_some_and(|bytes| bytes <= FOLD_BYTES_MAX))
