@@ -8,6 +8,7 @@ mod memory;
 mod python;
 mod session;
 mod tactics;
+mod text;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -31,6 +32,8 @@ pub enum Bench {
     Session(session::SessionArguments),
     /// Whether the cost model picks the tactics that are fastest when measured.
     Tactics(tactics::TacticsArguments),
+    /// Text generation against onnxruntime-genai and llama.cpp.
+    Text(text::TextArguments),
 }
 
 /// Measures.
@@ -44,5 +47,6 @@ pub fn run(what: &Bench) -> Result<()> {
         Bench::Python(arguments) => python::run(arguments),
         Bench::Session(arguments) => session::run(arguments),
         Bench::Tactics(arguments) => tactics::run(arguments),
+        Bench::Text(arguments) => text::run(arguments),
     }
 }

@@ -61,7 +61,7 @@ fn dims_of(model: &Model, inputs: &Named) -> Result<BTreeMap<String, i64>> {
 }
 
 /// The most that this process had resident so far, in MiB.
-fn peak_mb() -> Result<f64> {
+pub fn peak_mb() -> Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status").context("peak memory is read from /proc")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("the kernel counts no peak")?;
     let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;

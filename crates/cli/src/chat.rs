@@ -60,6 +60,8 @@ pub fn run_chat(args: &ChatArgs, shared: &Shared, cx: &Cx) -> Result<Report, Fai
     let mut conversation = Conversation { tokenizer: &tokenizer, generator, messages, shows_stats: args.stats, cx };
     if cx.console.is_terminal {
         cx.console.tell(COMMANDS);
+        // While someone types; without the thread the first answer waits instead.
+        let _ = model.prepare_first_steps();
     }
     let lines = Lines { cx };
     for line in lines {

@@ -34,6 +34,7 @@ pub fn lower(step: &StepNode, machine: Machine) -> Result<Lowered, String> {
         Op::GroupNorm(op) => ops::norm::lower_group_norm(step, op)?,
         Op::Lrn(op) => ops::norm::lower_lrn(step, op)?,
         Op::Recurrent(op) => ops::sequence::lower_recurrent(step, op, machine)?,
+        Op::CachedAttention(op) => ops::cached_attention::lower(step, op, machine),
         Op::Gather(op) => ops::index::lower_gather(step, op)?,
         Op::GatherElements(op) => ops::index::lower_gather_elements(step, op)?,
         Op::GatherNd(op) => ops::index::lower_gather_nd(step, op)?,

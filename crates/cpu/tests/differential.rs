@@ -30,8 +30,19 @@ fn check_file(stem: &str) {
 }
 
 /// Files of single nodes.
-const STEMS: [&str; 10] =
-    ["conv", "elementwise", "index", "layout", "matmul", "norm", "quantize", "reduce", "sequence", "window"];
+const STEMS: [&str; 11] = [
+    "attention",
+    "conv",
+    "elementwise",
+    "index",
+    "layout",
+    "matmul",
+    "norm",
+    "quantize",
+    "reduce",
+    "sequence",
+    "window",
+];
 
 macro_rules! file_tests {
     ($($test:ident $stem:literal)+) => { $(
@@ -44,6 +55,7 @@ macro_rules! file_tests {
 }
 
 file_tests! {
+    attention_behind_caches_equals_the_reference "attention"
     convolutions_equal_the_reference "conv"
     broadcasts_and_selects_equal_the_reference "elementwise"
     gathers_and_scatters_equal_the_reference "index"

@@ -2,6 +2,7 @@
 //! configuration of its folder. Immutable, cheap to clone, shared by threads.
 
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use precast_session::{Argument, RunReport, Session, SessionError};
 use precast_tensor::{DType, Tensor, TensorError};
@@ -9,7 +10,7 @@ use precast_tensor::{DType, Tensor, TensorError};
 use crate::config::GenerationConfig;
 use crate::kv_cache::{Half, KvCache, LayerLayout};
 use crate::ladder::Ladders;
-use crate::plan::StepPlan;
+use crate::plan::{Phase, PlannedRow, Scores, StepPlan, StepShape};
 
 /// What an input of the Session is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,12 +59,14 @@ pub struct TextModel {
 pub struct TextModelParts {
     /// The configuration of its folder.
     pub config: GenerationConfig,
-    /// The Session; its dims are exact.
+    /// The Session of steps whose scores are wanted; its dims are exact.
     pub session: Session,
     /// What the Session's inputs are for, in order, and their element types.
     pub inputs: Vec<(InputRole, DType)>,
     /// What the Session's outputs are, in order, and their element types.
     pub outputs: Vec<(OutputRole, DType)>,
+    /// The decoder without its scores, for parts of a prompt that others follow.
+    pub headless: Headless,
     /// What each layer caches.
     pub layers: Vec<LayerLayout>,
     /// Ids that scores have.
@@ -74,9 +77,19 @@ pub struct TextModelParts {
     pub device: String,
 }
 
+/// A decoder that gives keys and values alone.
+pub struct Headless {
+    /// Its Session.
+    pub session: Session,
+    /// What the Session's inputs are for, in order, and their element types.
+    pub inputs: Vec<(InputRole, DType)>,
+    /// What the Session's outputs are, in order, and their element types.
+    pub outputs: Vec<(OutputRole, DType)>,
+}
+
 /// What a step gave.
 pub struct StepOutputs {
-    /// Scores of each row of the plan, as many as the plan asks for, one row after another.
+    /// Scores of each row of the plan, as many as the plan asks for, one row after another; empty where no row's were wanted.
     pub logits: Vec<Vec<f32>>,
     /// Keys and values of new tokens by layer: bytes of [rows, heads, length, size].
     pub present: Vec<(usize, Half, Vec<u64>)>,
@@ -127,28 +140,72 @@ impl TextModel {
 
     /// Runs a step. `tokens[i]` are the valid new tokens of row i of the plan.
     pub fn run(&self, plan: &StepPlan, tokens: &[&[u32]], cache: &KvCache) -> Result<StepOutputs, StepError> {
+        let Ports { session, inputs, outputs: roles } = self.ports_for(plan);
         let inputs: Vec<Input> =
-            self.shared.inputs.iter().map(|&(role, dtype)| Input::of(role, dtype, plan, tokens, cache)).collect();
+            inputs.iter().map(|&(role, dtype)| Input::of(role, dtype, plan, tokens, cache)).collect();
         let arguments: Vec<Argument<'_>> = inputs.iter().map(|input| input.argument(plan, cache)).collect();
-        let mut buffers: Vec<Vec<u64>> = Vec::with_capacity(self.shared.outputs.len());
-        for &(role, dtype) in &self.shared.outputs {
+        let mut buffers: Vec<Vec<u64>> = Vec::with_capacity(roles.len());
+        for &(role, dtype) in roles {
             let bytes = self.output_elements(role, plan) * dtype.size_bytes();
             buffers.push(vec![0; bytes.div_ceil(size_of::<u64>())]);
         }
         let mut slices: Vec<&mut [u8]> = Vec::with_capacity(buffers.len());
-        for (buffer, &(role, dtype)) in buffers.iter_mut().zip(&self.shared.outputs) {
+        for (buffer, &(role, dtype)) in buffers.iter_mut().zip(roles) {
             let bytes = self.output_elements(role, plan) * dtype.size_bytes();
             slices.push(&mut bytemuck::cast_slice_mut(buffer)[..bytes]);
         }
-        let report = self.shared.session.run_into(&arguments, &mut slices)?;
-        let mut outputs = StepOutputs { logits: Vec::new(), present: Vec::new(), report };
-        for (buffer, &(role, dtype)) in buffers.into_iter().zip(&self.shared.outputs) {
+        let report = session.run_into(&arguments, &mut slices)?;
+        let mut outputs = StepOutputs { logits: vec![Vec::new(); plan.rows.len()], present: Vec::new(), report };
+        for (buffer, &(role, dtype)) in buffers.into_iter().zip(roles) {
             match role {
                 OutputRole::Logits => outputs.logits = self.read_logits(&buffer, dtype, plan)?,
                 OutputRole::Present(layer, half) => outputs.present.push((layer, half, buffer)),
             }
         }
         Ok(outputs)
+    }
+
+    /// Compiles or loads the Program of a step of this shape, so that no step waits for it.
+    pub fn prepare(&self, shape: StepShape, wants_scores: bool) -> Result<(), StepError> {
+        let row = |slot| PlannedRow { slot, cached: 0, valid: shape.length, is_last: wants_scores };
+        let rows = (0..shape.rows).map(row).collect();
+        let plan = StepPlan { phase: Phase::Prefill, shape, rows, scores: Scores::Last };
+        let cache = KvCache::new(self.layers(), shape.rows, shape.capacity);
+        let (tokens, Ports { session, inputs, .. }) = (vec![0; shape.length], self.ports_for(&plan));
+        let tokens = vec![&tokens[..]; shape.rows];
+        let inputs: Vec<Input> =
+            inputs.iter().map(|&(role, dtype)| Input::of(role, dtype, &plan, &tokens, &cache)).collect();
+        let arguments: Vec<Argument<'_>> = inputs.iter().map(|input| input.argument(&plan, &cache)).collect();
+        session.output_shapes(&arguments)?;
+        Ok(())
+    }
+
+    /// Prepares, on a thread of its own, the steps that a first prompt of one row can ask for while its cache has not grown:
+    /// decoding first, then every length of a prompt, the longest first.
+    pub fn prepare_first_steps(&self) -> std::io::Result<JoinHandle<()>> {
+        let model = self.clone();
+        std::thread::Builder::new().name("precast-prepare".to_string()).spawn(move || {
+            let ladders = model.ladders();
+            let capacity = ladders.capacity_at_first(1, None);
+            let shape = |length: usize| StepShape { rows: 1, length, capacity };
+            let lengths = ladders.length.sizes().iter().copied().filter(|&length| length > 1).rev();
+            let steps = [(1, true)].into_iter().chain(lengths.map(|length| (length, true)));
+            for (length, wants_scores) in steps.chain([(ladders.length.largest(), false)]) {
+                // The step that needs it meets the same failure and tells its caller.
+                if model.prepare(shape(length), wants_scores).is_err() {
+                    return;
+                }
+            }
+        })
+    }
+
+    /// What runs a plan: without scores if no row's are wanted.
+    fn ports_for(&self, plan: &StepPlan) -> Ports<'_> {
+        let TextModelParts { session, inputs, outputs, headless, .. } = &*self.shared;
+        match plan.scores == Scores::All || plan.rows.iter().any(|row| row.is_last) {
+            true => Ports { session, inputs, outputs },
+            false => Ports { session: &headless.session, inputs: &headless.inputs, outputs: &headless.outputs },
+        }
     }
 
     fn output_elements(&self, role: OutputRole, plan: &StepPlan) -> usize {
@@ -182,6 +239,13 @@ impl TextModel {
         };
         (0..plan.rows.len() * plan.scored()).map(row).collect()
     }
+}
+
+/// A Session and what its inputs and outputs are.
+struct Ports<'m> {
+    session: &'m Session,
+    inputs: &'m [(InputRole, DType)],
+    outputs: &'m [(OutputRole, DType)],
 }
 
 /// One input of a step.

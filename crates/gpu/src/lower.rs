@@ -57,5 +57,7 @@ pub fn lower(site: &Site) -> Result<Option<Lowered>, String> {
         Op::Normal(op) => ops::random::lower_normal(site, op),
         // Sizes that depend on values, and control flow, are the host's.
         Op::NonZero(_) | Op::Nms(_) | Op::If(_) | Op::Loop(_) => None,
+        // Decoders are imported with attention composed of other ops where a GPU runs them.
+        Op::CachedAttention(_) => None,
     })
 }

@@ -43,7 +43,14 @@ fn step_costs(floats: FloatPrecision) -> StepCosts {
         FloatPrecision::F32 => (15_000, None),
         FloatPrecision::F16 => (100_000, Some(2)),
     };
-    StepCosts { dense_per_ns, depthwise_per_ns: 10_000, bytes_per_ns: 4_000, element_bytes, step_ns: 2_000 }
+    StepCosts {
+        dense_per_ns,
+        depthwise_per_ns: 10_000,
+        bytes_per_ns: 4_000,
+        element_bytes,
+        step_ns: 2_000,
+        multiplies_blocks: false,
+    }
 }
 
 /// Compiles for one architecture.

@@ -21,6 +21,7 @@ pub enum Family {
     Window,
     Norm,
     Sequence,
+    Attention,
     Index,
     Layout,
     Quantize,
@@ -231,6 +232,18 @@ ops! {
     /// span its extremes and 0, which is one of them.
     Recurrent "recurrent" { func: RecurrentFn, direction: Direction, hidden: usize, activations: Vec<UnaryFn>, alphas: Vec<f64>, betas: Vec<f64>, clip: f64, input_forget: bool, linear_before_reset: bool, rounds_state: bool, bias: bool, lengths: bool, initial_h: bool, initial_c: bool, peepholes: bool }
 
+    Attention:
+    /// Attention of new tokens behind cached ones, in which `heads / kv_heads` query heads share a key head. Inputs: queries,
+    /// keys and values of the new tokens side by side [B, L, (heads + 2·kv_heads)·D], cached keys and cached values
+    /// [B, kv_heads, S, D], i32 [B] tokens that are cached, token p of a row in slot p modulo S; then those that are present:
+    /// tables of cosines and of sines [P, R/2] unless `rotary` is none, positions i64 [B, L], sinks [heads]. The first R
+    /// elements of each query and key are turned by the row of the tables at their position: the cached tokens and those
+    /// before it, unless positions are given, and never beyond the last row. A query sees cached tokens, and new ones up to
+    /// itself, of which the last `window` unless that is 0. A score is q·k·scale; with `softcap` c that is not 0 it
+    /// becomes c·tanh(score/c). A sink is one more score, without a value. Outputs: y [B, L, heads·D], and the turned keys
+    /// and the values of the new tokens [B, kv_heads, L, D].
+    CachedAttention "cached_attention" { heads: usize, kv_heads: usize, scale: f64, softcap: f64, window: usize, rotary: RotaryFn, positions: bool, sinks: bool }
+
     Index:
     /// Slices of x along `axis` at integer indices; negative ones count from the end.
     Gather "gather" { axis: usize }
@@ -380,6 +393,8 @@ functions! {
     RecurrentFn { Rnn "rnn", Gru "gru", Lstm "lstm" }
     /// Order of time in a recurrent layer.
     Direction { Forward "forward", Reverse "reverse", Bidirectional "bidirectional" }
+    /// Which elements of a head are turned together: those half of the turned ones apart, or neighbours.
+    RotaryFn { None "none", Half "half", Interleaved "interleaved" }
     /// How an update joins what is there.
     ScatterFn { Replace "replace", Add "add", Mul "mul", Min "min", Max "max" }
     /// What padding holds.

@@ -70,6 +70,7 @@ impl Node<'_> {
             | Op::GroupNorm(_)
             | Op::Lrn(_)
             | Op::Recurrent(_)
+            | Op::CachedAttention(_)
             | Op::GatherElements(_)
             | Op::GatherNd(_)
             | Op::ScatterElements(_)

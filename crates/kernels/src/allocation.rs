@@ -8,6 +8,9 @@ use std::ptr::NonNull;
 /// Allocations of this many bytes or more are mappings of their own: pages that nobody touches take no memory, and what
 /// is dropped goes back to the system at once, where an allocator may keep it.
 const MAPPED_BYTES_MIN: usize = 64 << 10;
+/// Mappings of this many bytes or more ask for large pages: weights that are read from end to end need fewer of them.
+#[cfg(target_os = "linux")]
+const LARGE_PAGES_BYTES_MIN: usize = 2 << 20;
 
 /// Zeroed memory that starts at a multiple of `ALIGNMENT`.
 pub(crate) struct Allocation {
@@ -29,6 +32,11 @@ impl Allocation {
             && let Ok(mut mapping) = MmapMut::map_anon(bytes)
             && let Some(start) = NonNull::new(mapping.as_mut_ptr())
         {
+            #[cfg(target_os = "linux")]
+            if bytes >= LARGE_PAGES_BYTES_MIN {
+                // A system that has none says so, and small ones serve as well.
+                let _ = mapping.advise(memmap2::Advice::HugePage);
+            }
             return Allocation { start, bytes, mapping: Some(mapping) };
         }
         let layout = Allocation::layout(bytes);

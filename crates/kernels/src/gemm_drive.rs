@@ -133,7 +133,7 @@ pub(crate) fn drive<'a>(
         // SAFETY: every part has its own stretch of the scratch.
         let scratch = unsafe { scratch.slice(part * part_scratch, part_scratch) };
         for index in items {
-            let block = Block { isa, tile, shape, item: item(index), packs_a, completion, c: &c };
+            let block = Block { isa, tile, shape, item: item(index), packs_a, completion, accumulates: false, c: &c };
             block.check();
             block.run(tiles.clone(), panels.clone(), scratch);
         }
@@ -155,12 +155,29 @@ pub(crate) fn drive_alone(
     c: &SharedMut<f32>,
     scratch: &mut [f32],
 ) {
+    run_alone(isa, shape, item, scale, false, c, scratch);
+}
+
+/// As `drive_alone`, added to what `c` holds.
+pub(crate) fn drive_alone_onto(isa: Isa, shape: &DriveShape, item: Item, c: &SharedMut<f32>, scratch: &mut [f32]) {
+    run_alone(isa, shape, item, 1.0, true, c, scratch);
+}
+
+fn run_alone(
+    isa: Isa,
+    shape: &DriveShape,
+    item: Item,
+    scale: f32,
+    accumulates: bool,
+    c: &SharedMut<f32>,
+    scratch: &mut [f32],
+) {
     if shape.m == 0 || shape.n == 0 {
         return;
     }
     let tile = tile_shape(isa);
     let completion = Completion { scale, epilogue: &Epilogue::default() };
-    let block = Block { isa, tile, shape, item, packs_a: true, completion: &completion, c };
+    let block = Block { isa, tile, shape, item, packs_a: true, completion: &completion, accumulates, c };
     block.check();
     block.run(0..row_tiles(isa, shape.m), 0..shape.n.div_ceil(tile.cols), scratch);
 }
@@ -205,6 +222,8 @@ struct Block<'a> {
     item: Item<'a>,
     packs_a: bool,
     completion: &'a Completion<'a>,
+    /// Whether products are added to what C holds.
+    accumulates: bool,
     c: &'a SharedMut<'a, f32>,
 }
 
@@ -343,7 +362,7 @@ impl Block<'_> {
                 c: self.c.pointer(c_start),
                 c_stride,
                 cols,
-                is_first: ks.start == 0,
+                is_first: ks.start == 0 && !self.accumulates,
                 finish: is_last.then(|| self.finish(rows.start, column, c_start, light)),
             };
             // SAFETY: `check` compared every operand with the shape, and the tile lies inside it; this part alone

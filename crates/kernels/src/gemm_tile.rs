@@ -244,6 +244,11 @@ pub(crate) mod x86 {
         }
     }
 
+    /// Tiles of no more rows than this wait for memory more than for arithmetic, so they ask for B ahead of its use.
+    const ROWS_THAT_WAIT: usize = 2;
+    /// Steps of k that they ask ahead: the next panel follows where one ends.
+    const STEPS_AHEAD: usize = 24;
+
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn tile_avx512<const ROWS: usize>(call: &TileCall) {
         // SAFETY: passed on from the caller.
@@ -277,6 +282,11 @@ pub(crate) mod x86 {
         }
         let (mut a, mut b) = (call.a, call.b);
         for _ in 0..call.k {
+            if ROWS <= ROWS_THAT_WAIT && VECTORS == 2 {
+                let ahead = b.wrapping_add(STEPS_AHEAD * call.b_stride);
+                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(16).cast());
+            }
             // SAFETY: B has k rows of the tile's full width, A k groups of ROWS; the pointers move one step each.
             unsafe {
                 if VECTORS > 0 {

@@ -6,6 +6,7 @@
 //! the Dim on one request is no evidence: only equal expressions count as equal.
 
 mod align;
+mod attention;
 mod control;
 mod conv;
 mod elementwise;

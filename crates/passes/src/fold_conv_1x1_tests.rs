@@ -408,14 +408,14 @@ fn the_profit_model_gives_the_ratios_of_the_specification() {
         (3, [128, 128, 128], [128, 1], [2, 1], 20, [2.28, 0.59]),
         (3, [256, 256, 256], [4, 8], [1, 1], 28, [0.81, 0.53]),
     ];
-    let cpu_like =
-        StepCosts { dense_per_ns: 1000, depthwise_per_ns: 500, bytes_per_ns: 60, element_bytes: None, step_ns: 500 };
+    let cpu_like = StepCosts { dense_per_ns: 1000, depthwise_per_ns: 500, bytes_per_ns: 60, ..StepCosts::CORES };
     let gpu_like = StepCosts {
         dense_per_ns: 100_000,
         depthwise_per_ns: 10_000,
         bytes_per_ns: 1000,
         element_bytes: Some(2),
         step_ns: 2000,
+        multiplies_blocks: false,
     };
     for (k, channels, groups, strides, output, expected) in rows {
         let size = output * strides[0] * strides[1];

@@ -3,22 +3,24 @@
 //! added, and the residual if it was not before. A product of computed operands takes a constant factor.
 
 use precast_ir::graph::{GraphCopy, GraphError};
-use precast_ir::op::{BinaryFn, Fused, UnaryFn};
-use precast_ir::{Graph, Node, NodeId, Op, ValueId};
+use precast_ir::op::{BinaryFn, Fused, Matmul, UnaryFn};
+use precast_ir::{Definition, Graph, Node, NodeId, Op, ValueId};
 use precast_tensor::DType;
 
 use crate::log::{Log, Reason};
 use crate::pattern::{beside_constant, binary};
 use crate::pipeline::{Class, Pass, Run};
+use crate::step_costs::StepCosts;
 
 /// The pass.
 pub const PASS: Pass = Pass {
     name: "fuse_epilogues",
     doc: "relu(conv(x, W, b) + r) → fused { conv, add, relu }; the same for matmul(x, W) + b; \
           silu(conv(x, W, b)) · a + c + r → fused { conv, silu, mul, add, add }, a and c constant numbers; \
-          matmul(x, y) · a → fused { matmul, mul }, a a constant number",
+          matmul(x, y) · a → fused { matmul, mul }, a a constant number; \
+          matmul(x, dequantize(W)) + b → fused { dequantize, matmul, add } where products take blocks of few bits",
     class: Class::Exact,
-    run: Run::Plain(fuse_epilogues),
+    run: Run::Costed(fuse_epilogues),
 };
 
 /// Activations that may end an epilogue.
@@ -50,13 +52,13 @@ const NO_KERNEL: Reason = "no-kernel";
 /// What reads it is no bias, residual or activation.
 const NO_EPILOGUE: Reason = "no-epilogue";
 
-fn fuse_epilogues(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
+fn fuse_epilogues(graph: &Graph, costs: &StepCosts, log: &mut Log) -> Result<Graph, GraphError> {
     let consumers = single_consumers(graph);
     let mut chain_ending_at: Vec<Option<Vec<NodeId>>> = vec![None; graph.nodes().len()];
     let mut is_absorbed = vec![false; graph.nodes().len()];
     let mut is_taken = vec![false; graph.nodes().len()];
     for position in 0..graph.nodes().len() {
-        let mut chain = chain_from(graph, &consumers, NodeId(position as u32));
+        let mut chain = chain_from(graph, &consumers, costs, NodeId(position as u32));
         // The sum of two convolutions belongs to the first of them; the second is its residual.
         let end = chain.iter().position(|node| is_taken[node.0 as usize]).unwrap_or(chain.len());
         chain.truncate(end);
@@ -81,7 +83,7 @@ fn fuse_epilogues(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
             }
             None if is_absorbed[position] => {}
             None => {
-                if let Some(reason) = why_alone(graph, &consumers, node) {
+                if let Some(reason) = why_alone(graph, &consumers, costs, node) {
                     log.refused(node, reason);
                 }
                 copy.node(node)?;
@@ -92,11 +94,12 @@ fn fuse_epilogues(graph: &Graph, log: &mut Log) -> Result<Graph, GraphError> {
 }
 
 /// Why a convolution or product takes nothing with it.
-fn why_alone(graph: &Graph, consumers: &[Option<NodeId>], node: &Node) -> Option<Reason> {
+fn why_alone(graph: &Graph, consumers: &[Option<NodeId>], costs: &StepCosts, node: &Node) -> Option<Reason> {
     if !matches!(node.op, Op::Conv(_) | Op::Matmul(_)) {
         return None;
     }
-    if !is_root(graph, node) && !is_product_of_computed(graph, node) {
+    let has_blocks = costs.multiplies_blocks && block_weights(graph, consumers, node).is_some();
+    if !is_root(graph, node) && !has_blocks && !is_product_of_computed(graph, node) {
         return Some(NO_KERNEL);
     }
     Some(if consumers[node.outputs[0].0 as usize].is_none() { MULTIPLE_USES } else { NO_EPILOGUE })
@@ -117,15 +120,16 @@ pub(crate) fn single_consumers(graph: &Graph) -> Vec<Option<NodeId>> {
 }
 
 /// Nodes that join the conv or matmul at `root`, itself first. Empty if it is neither.
-fn chain_from(graph: &Graph, consumers: &[Option<NodeId>], root: NodeId) -> Vec<NodeId> {
+fn chain_from(graph: &Graph, consumers: &[Option<NodeId>], costs: &StepCosts, root: NodeId) -> Vec<NodeId> {
     let node = graph.node(root);
-    if is_product_of_computed(graph, node) {
+    let blocks = block_weights(graph, consumers, node).filter(|_| costs.multiplies_blocks);
+    if blocks.is_none() && is_product_of_computed(graph, node) {
         return [root].into_iter().chain(scale_of(graph, consumers, node)).collect();
     }
-    if !is_root(graph, node) {
+    if blocks.is_none() && !is_root(graph, node) {
         return Vec::new();
     }
-    let mut chain = vec![root];
+    let mut chain: Vec<NodeId> = blocks.into_iter().chain([root]).collect();
     let (mut has_bias, mut has_residual) = (false, false);
     let mut value = node.outputs[0];
     while let Some(consumer) = consumers[value.0 as usize] {
@@ -214,6 +218,20 @@ fn is_root(graph: &Graph, node: &Node) -> bool {
         }
         _ => false,
     }
+}
+
+/// The node that makes the weights of a product out of constant blocks of few bits, if nothing else reads them.
+fn block_weights(graph: &Graph, consumers: &[Option<NodeId>], product: &Node) -> Option<NodeId> {
+    let Op::Matmul(Matmul { transpose_a: false, transpose_b: true }) = &product.op else { return None };
+    let weights = product.inputs[1];
+    let Definition::Node { node: id, .. } = graph.value(weights).definition else { return None };
+    let node = graph.node(id);
+    let Op::Dequantize(op) = &node.op else { return None };
+    let is_constant = node.inputs.iter().all(|&input| graph.constant(input).is_some());
+    let is_blocks = op.axis == 1 && op.block > 0 && op.to == DType::F32 && graph.ty(weights).rank() == 2;
+    let has_few_bits = matches!(graph.ty(node.inputs[0]).dtype, DType::I4 | DType::U4 | DType::I8 | DType::U8);
+    let is_alone = consumers[weights.0 as usize].is_some() && graph.ty(product.inputs[0]).dtype == DType::F32;
+    (is_constant && is_blocks && has_few_bits && is_alone).then_some(id)
 }
 
 /// Whether `bias` is a constant with one number a column of `value`.

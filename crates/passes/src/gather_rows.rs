@@ -13,6 +13,7 @@ use precast_tensor::{DType, Dim, Type};
 
 /// The Graph with `wanted` rows of each sequence of the output called `output`, chosen by a new input called `index`.
 pub fn gather_rows(graph: &Graph, output: &str, index: &str, wanted: Dim) -> Result<Graph, GraphError> {
+    let graph = &with_all_rows(graph, output)?;
     let Some(value) = graph.outputs().iter().find(|port| port.name == output).map(|port| port.value) else {
         return Ok(graph.clone());
     };
@@ -50,6 +51,59 @@ pub fn gather_rows(graph: &Graph, output: &str, index: &str, wanted: Dim) -> Res
         gathered.add_output(port.name.clone(), value);
     }
     Ok(gathered)
+}
+
+/// The Graph without a gather of the last row on the way to an output, as exporters put it there: where lengths are padded,
+/// the last row is not the one that is wanted.
+fn with_all_rows(graph: &Graph, output: &str) -> Result<Graph, GraphError> {
+    let port = graph.outputs().iter().find(|port| port.name == output);
+    let Some((gather, unsqueeze)) = port.and_then(|port| last_row_gather(graph, port.value)) else {
+        return Ok(graph.clone());
+    };
+    let mut copy = GraphCopy::with_inputs(graph);
+    for node in graph.nodes() {
+        match node.outputs[0] {
+            value if value == gather || value == unsqueeze => {
+                let rows = copy.get(node.inputs[0]);
+                copy.set(value, rows);
+            }
+            _ => copy.node(node)?,
+        }
+    }
+    Ok(copy.finish())
+}
+
+/// What gathers the last row of [batch, length, ..] and what gives it the axis back, on the way to a value.
+fn last_row_gather(graph: &Graph, value: ValueId) -> Option<(ValueId, ValueId)> {
+    let uses = graph.use_counts();
+    let mut value = value;
+    loop {
+        let (node, _) = graph.producer(value)?;
+        let [input] = node.inputs.iter().filter(|&&input| graph.constant(input).is_none()).collect::<Vec<_>>()[..]
+        else {
+            return None;
+        };
+        let below = graph.producer(*input).map(|(node, _)| node);
+        if let (Op::Reshape(_), Some(gather)) = (&node.op, below)
+            && is_last_row(graph, gather)
+            && uses[input.0 as usize] == 1
+        {
+            let (rows, dims) = (&graph.ty(gather.inputs[0]).dims, &graph.ty(value).dims);
+            let is_unsqueezed =
+                matches!((&rows[..], &dims[..]), ([a, _, b], [c, one, d]) if a == c && b == d && *one == Dim::ONE);
+            return is_unsqueezed.then_some((*input, value));
+        }
+        let is_row_wise = matches!(node.op, Op::Matmul(_) | Op::Unary(_) | Op::Binary(_) | Op::Clamp(_) | Op::Cast(_));
+        if !is_row_wise || uses[input.0 as usize] != 1 {
+            return None;
+        }
+        value = *input;
+    }
+}
+
+fn is_last_row(graph: &Graph, node: &Node) -> bool {
+    let is_last = |index: ValueId| graph.constant(index).is_some_and(|index| index.to_f64_vec() == [-1.0]);
+    matches!(&node.op, Op::Gather(gather) if gather.axis == 1) && is_last(node.inputs[1])
 }
 
 /// Which values exist in which form.
@@ -184,6 +238,26 @@ mod tests {
   return "logits" %8, "other" %5
 }
 "#;
+
+    #[test]
+    fn a_gather_of_the_last_row_becomes_one_of_the_wanted_row() {
+        let source = r#"graph "g"(%0 "x": f32[b,l,2]) {
+  %1 = constant i64[] [-1]
+  %2 = constant f32[2,3] [1.0, 2.0, 3.0, -1.0, 0.5, 4.0]
+  %3 = gather(%0, %1) {axis=1} : f32[b,2]
+  %4 = reshape(%3) {shape=[b,1,2]} : f32[b,1,2]
+  %5 = matmul(%4, %2) {transpose_a=false, transpose_b=false} : f32[b,1,3]
+  return "logits" %5
+}
+"#;
+        let graph = text::parse(source, &NoConstants).unwrap();
+        let gathered = gather_rows(&graph, "logits", "index", Dim::ONE).unwrap();
+        let names: Vec<&str> = gathered.nodes().iter().map(|node| node.op.name()).collect();
+        assert_eq!(names, ["reshape", "gather_nd", "matmul"]);
+        let x = Tensor::from_vec(vec![1, 3, 2], vec![1.0f32, 0.0, 0.0, 1.0, 5.0, 5.0]).unwrap();
+        let index = Tensor::from_vec(vec![1, 1], vec![1i64]).unwrap();
+        assert_eq!(eval_graph(&gathered, &[x, index]).unwrap()[0].to_f64_vec(), [-1.0, 0.5, 4.0]);
+    }
 
     #[test]
     fn rows_are_gathered_where_nothing_else_needs_the_others() {

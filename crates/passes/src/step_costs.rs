@@ -14,13 +14,21 @@ pub struct StepCosts {
     pub element_bytes: Option<u32>,
     /// Besides its work, for each step.
     pub step_ns: u32,
+    /// Whether a product takes constant weights of few bits as they are, with a scale for each block of them.
+    pub multiplies_blocks: bool,
 }
 
 impl StepCosts {
     /// A few cores whose feature maps lie in their caches. Counting bytes as main memory does would take pairs such as
     /// 32 → 16 → 96 channels, whose product has half as many multiplications again and is slower.
-    pub const CORES: StepCosts =
-        StepCosts { dense_per_ns: 100, depthwise_per_ns: 50, bytes_per_ns: 40, element_bytes: None, step_ns: 500 };
+    pub const CORES: StepCosts = StepCosts {
+        dense_per_ns: 100,
+        depthwise_per_ns: 50,
+        bytes_per_ns: 40,
+        element_bytes: None,
+        step_ns: 500,
+        multiplies_blocks: true,
+    };
 }
 
 impl Default for StepCosts {

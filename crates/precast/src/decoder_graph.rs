@@ -11,7 +11,7 @@ use precast_ir::graph::{GraphCopy, Provenance};
 use precast_ir::op::{Concat, Reshape, Slice};
 use precast_ir::{Graph, Op, ValueId};
 use precast_onnx::ImportOptions;
-use precast_passes::{CANONICAL, Grade, PassOptions, explain, gather_rows, pad_verdict, run_passes};
+use precast_passes::{CANONICAL, Grade, PassOptions, explain, gather_rows, pad_verdict, remove_dead, run_passes};
 use precast_tensor::{DType, Dim, Symbol, Type};
 
 use crate::error::Error;
@@ -39,13 +39,23 @@ pub(crate) struct DecoderGraph {
     pub(crate) vocabulary: usize,
     /// Why filler would change answers, if it would.
     pub(crate) refuses_filler: Option<String>,
+    /// The same decoder without its scores.
+    pub(crate) headless: HeadlessGraph,
 }
 
-/// Makes the Graph of a decoder.
+/// A decoder's Graph that gives keys and values alone, and what its inputs and outputs are.
+pub(crate) struct HeadlessGraph {
+    pub(crate) graph: Graph,
+    pub(crate) inputs: Vec<(InputRole, DType)>,
+    pub(crate) outputs: Vec<(OutputRole, DType)>,
+}
+
+/// Makes the Graph of a decoder; with `keeps_attention` each attention is one node, for targets that have a kernel for it.
 pub(crate) fn decoder_graph(
     model: &Model,
     config: &GenerationConfig,
     passes: &PassOptions,
+    keeps_attention: bool,
 ) -> Result<DecoderGraph, Error> {
     let decoder = &config.model.decoder;
     let declared = model.inputs()?;
@@ -59,7 +69,8 @@ pub(crate) fn decoder_graph(
         .collect();
     let roles = bind_roles(decoder, &ports, &model.outputs())?;
     let layers = layer_layouts(model, decoder, &roles, &ports)?;
-    let imported = model.graph(&import_options(&roles, &layers))?.graph;
+    let options = ImportOptions { keeps_attention, ..import_options(&roles, &layers) };
+    let imported = model.graph(&options)?.graph;
     let split = split_caches(&imported, &roles)?;
     let split = with_new_tokens_alone(&split, &roles)?;
     let vocabulary = vocabulary_of(&split, &roles, config)?;
@@ -67,20 +78,34 @@ pub(crate) fn decoder_graph(
     let graph = without_unread_inputs(&run_passes(&gathered, CANONICAL, passes)?)?;
     imported.release_pages();
     let names = PortNames::of(&roles);
-    let inputs = graph.inputs().iter().map(|&input| {
-        let role = names.inputs.get(graph.input_name(input)).copied();
-        role.map(|role| (role, graph.ty(input).dtype)).ok_or_else(|| {
-            misfit(format!("nodes read the input '{}', which has no meaning beside a cache", graph.input_name(input)))
-        })
-    });
-    let inputs = inputs.collect::<Result<Vec<_>, Error>>()?;
-    let outputs = graph
+    let (inputs, outputs) = (names.input_roles(&graph)?, names.output_roles(&graph));
+    let headless = without_output(&graph, &roles.logits)?;
+    let headless = HeadlessGraph {
+        inputs: names.input_roles(&headless)?,
+        outputs: names.output_roles(&headless),
+        graph: headless,
+    };
+    let refuses_filler = refuses_filler(&graph);
+    Ok(DecoderGraph { inputs, outputs, layers, vocabulary, refuses_filler, headless, graph })
+}
+
+/// The Graph without an output and what only that needs.
+fn without_output(graph: &Graph, name: &str) -> Result<Graph, Error> {
+    let mut copy = GraphCopy::with_inputs(graph);
+    for node in graph.nodes() {
+        copy.node(node)?;
+    }
+    let kept: Vec<(String, ValueId)> = graph
         .outputs()
         .iter()
-        .filter_map(|output| names.outputs.get(output.name.as_str()).map(|&role| (role, graph.ty(output.value).dtype)));
-    let outputs = outputs.collect();
-    let refuses_filler = refuses_filler(&graph);
-    Ok(DecoderGraph { inputs, outputs, layers, vocabulary, refuses_filler, graph })
+        .filter(|output| output.name != name)
+        .map(|output| (output.name.clone(), copy.get(output.value)))
+        .collect();
+    let mut rest = copy.new;
+    for (name, value) in kept {
+        rest.add_output(name, value);
+    }
+    without_unread_inputs(&remove_dead(&rest)?)
 }
 
 /// Nodes that mix rows of a batch, such as one scale for a whole tensor, mix tokens of a row alike. Filler repeats real rows.
@@ -126,6 +151,24 @@ impl PortNames {
             outputs.extend(half_names(present).into_iter().zip(halves.map(|half| OutputRole::Present(layer, half))));
         }
         PortNames { inputs, outputs }
+    }
+
+    /// What the inputs of a Graph are for.
+    fn input_roles(&self, graph: &Graph) -> Result<Vec<(InputRole, DType)>, Error> {
+        let role = |&input: &ValueId| {
+            let name = graph.input_name(input);
+            let role = self.inputs.get(name).map(|&role| (role, graph.ty(input).dtype));
+            role.ok_or_else(|| misfit(format!("nodes read the input '{name}', which has no meaning beside a cache")))
+        };
+        graph.inputs().iter().map(role).collect()
+    }
+
+    /// What the outputs of a Graph are.
+    fn output_roles(&self, graph: &Graph) -> Vec<(OutputRole, DType)> {
+        let role = |output: &precast_ir::graph::Output| {
+            self.outputs.get(output.name.as_str()).map(|&role| (role, graph.ty(output.value).dtype))
+        };
+        graph.outputs().iter().filter_map(role).collect()
     }
 }
 

@@ -7,12 +7,13 @@ use precast_cache::{CacheOptions, Mode, ProgramCache};
 use precast_generate::config::{self, Folder, GenerationConfig, NamedDevice, Source};
 use precast_generate::engine::{Engine, EngineOptions};
 use precast_generate::ladder::Ladders;
-use precast_generate::text_model::{TextModel, TextModelParts};
+use precast_generate::text_model::{Headless, TextModel, TextModelParts};
 use precast_generate::tokenizer::{TOKENIZER_FILE, Tokenizer};
+use precast_ir::Graph;
 use precast_program::{Device, Target};
 use precast_session::{Interface, OnMiss, OnMissChain, Session, SessionOptions, Startup};
 
-use crate::decoder_graph::decoder_graph;
+use crate::decoder_graph::{HeadlessGraph, decoder_graph};
 use crate::device_name::{DeviceKind, DeviceName, resolve_device_with_notice};
 use crate::error::Error;
 use crate::model::Model;
@@ -208,7 +209,8 @@ fn open_decoder(
     (device, cache): (OpenDevice, Arc<ProgramCache>),
     notices: &mut Vec<String>,
 ) -> Result<TextModel, Error> {
-    let decoder = decoder_graph(model, &config, &runner.passes)?;
+    let is_cpu = runner.device.kind == DeviceKind::Cpu;
+    let decoder = decoder_graph(model, &config, &runner.passes, is_cpu)?;
     let mut session = SessionOptions {
         on_miss: on_miss(&config)?,
         startup: Startup::Lazy,
@@ -217,9 +219,15 @@ fn open_decoder(
         ..SessionOptions::default()
     };
     session.target_options.insert("disable".to_string(), runner.passes.disabled.join(","));
-    let interface = Interface::of(&decoder.graph, None).map_err(Error::from)?;
-    let session = Session::open(interface, Arc::new(decoder.graph), session, device.target, device.device, cache)?;
-    let chunk = if runner.device.kind == DeviceKind::Cpu { CHUNK_ON_CPU } else { CHUNK_ON_GPU };
+    let open = |graph: Graph| -> Result<Session, Error> {
+        let interface = Interface::of(&graph, None).map_err(Error::from)?;
+        let (target, device) = (device.target.clone(), device.device.clone());
+        Ok(Session::open(interface, Arc::new(graph), session.clone(), target, device, cache.clone())?)
+    };
+    let HeadlessGraph { graph: headless, inputs, outputs } = decoder.headless;
+    let headless = Headless { session: open(headless)?, inputs, outputs };
+    let session = open(decoder.graph)?;
+    let chunk = if is_cpu { CHUNK_ON_CPU } else { CHUNK_ON_GPU };
     let mut ladders = Ladders::new(&config.tuning, config.model.context_length, chunk, options.rows_max);
     if let Some(reason) = &decoder.refuses_filler {
         notices.push(format!("Programs have exact lengths and one row, since filler would change answers: {reason}"));
@@ -229,6 +237,7 @@ fn open_decoder(
         session,
         inputs: decoder.inputs,
         outputs: decoder.outputs,
+        headless,
         layers: decoder.layers,
         vocabulary: decoder.vocabulary,
         ladders,

@@ -239,6 +239,13 @@ fn node_bound(node: &Node, operands: &[Tensor]) -> Bound {
             let one = sum_bound(dtype, n, operand * weights).plus(Bound::relative(dtype, 4.0 * FUNCTION_ULPS));
             Bound { relative: one.relative * steps as f64, absolute: one.absolute * steps as f64, ..exact }
         }
+        Op::CachedAttention(op) => {
+            let (cache, length) = (operands[1].shape(), x.shape()[1]);
+            let (keys, value) = (cache[2] + length, largest(x).max(largest(&operands[2])));
+            // An error of a score is a relative one of its weight; both halves of a turned pair add to it.
+            let score = 4.0 * largest(x) * largest(x).max(largest(&operands[1])) * (cache[3] as f64) * op.scale.abs();
+            sum_bound(dtype, keys + cache[3], value * (1.0 + score))
+        }
         Op::ScatterElements(op) => scatter_bound(op.func, operands),
         Op::ScatterNd(op) => scatter_bound(op.func, operands),
         Op::Dequantize(op) => Bound::relative(op.to, 1.0),

@@ -1,4 +1,4 @@
-//! A fused body: a convolution or product (of floats or 8-bit weights) with its epilogue, an attention, an LSTM of bytes,
+//! A fused body: a convolution or product (of floats, 8-bit weights or blocks of few bits) with its epilogue, an attention, an LSTM of bytes,
 //! lookups that are concatenated, or elementwise nodes.
 
 use precast_ir::{Graph, Op};
@@ -7,7 +7,9 @@ use precast_passes::fuse_recurrent::ByteLayer;
 use precast_tensor::Tensor;
 
 use crate::ops::epilogue::Epilogue;
-use crate::ops::{attention, conv, elementwise, gather_concat, matmul, matmul_dynamic, sequence_dynamic};
+use crate::ops::{
+    attention, conv, elementwise, gather_concat, matmul, matmul_blocks, matmul_dynamic, sequence_dynamic,
+};
 use crate::step::{Lowered, Machine, StepNode};
 
 /// The kernel of a fused body.
@@ -34,6 +36,7 @@ pub fn lower(step: &StepNode, body: &Graph, machine: Machine) -> Result<Option<L
             Some(epilogue) => matmul::lower_matmul(step, op, &epilogue, machine),
             None => Ok(None),
         },
+        Op::Dequantize(op) => matmul_blocks::lower(step, body, op, machine),
         Op::Gather(_) => Ok(gather_concat::lower(step, body)),
         _ => {
             let (inner, operands) = with_inline_constants(step, body)?;

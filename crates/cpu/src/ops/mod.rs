@@ -1,6 +1,7 @@
 //! Kernels of each op family. A function gives `None` where no kernel covers the step.
 
 pub mod attention;
+pub mod cached_attention;
 pub mod conv;
 pub mod elementwise;
 pub mod epilogue;
@@ -9,6 +10,7 @@ pub mod gather_concat;
 pub mod index;
 pub mod layout;
 pub mod matmul;
+pub mod matmul_blocks;
 pub mod matmul_dynamic;
 pub mod norm;
 pub mod quantize;

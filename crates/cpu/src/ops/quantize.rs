@@ -7,12 +7,16 @@ use precast_tensor::{DType, Tensor};
 use crate::ops::around;
 use crate::step::{Lowered, Read, StepNode};
 
-/// How the parameters lie over x: one for all, or one along the axis. Blocks are rare.
+/// How the parameters lie over x: one for all, one along the axis, or one for each whole block of the last axis.
 fn parameters(step: &StepNode, axis: usize, block: usize) -> Option<QuantizeShape> {
     let shape = step.shape(0);
     let scales: usize = step.shape(1).iter().product();
-    if block != 0 || step.dtype(1) != DType::F32 {
+    if step.dtype(1) != DType::F32 {
         return None;
+    }
+    if block != 0 {
+        let is_whole = axis + 1 == shape.len() && shape[axis].is_multiple_of(block);
+        return is_whole.then_some(QuantizeShape { outer: 1, axis: scales, inner: block });
     }
     if scales == 1 {
         return Some(QuantizeShape::whole(shape.iter().product()));
@@ -43,7 +47,7 @@ pub fn lower_quantize(step: &StepNode, op: &Quantize) -> Result<Option<Lowered>,
     })
 }
 
-/// u8, i8 or i32 to f32.
+/// Bytes, their halves and quarters, or i32 to f32.
 pub fn lower_dequantize(step: &StepNode, op: &Dequantize) -> Result<Option<Lowered>, String> {
     let Some(shape) = parameters(step, op.axis, op.block) else { return Ok(None) };
     if op.to != DType::F32 {
@@ -51,12 +55,12 @@ pub fn lower_dequantize(step: &StepNode, op: &Dequantize) -> Result<Option<Lower
     }
     let has_zeros = step.input_count() > 2;
     Ok(match step.dtype(0) {
-        DType::U8 => Some(Lowered::plain("dequantize", step, move |args, exec| {
+        DType::U8 | DType::U4 | DType::U2 => Some(Lowered::plain("dequantize", step, move |args, exec| {
             let zeros: &[u8] = if has_zeros { args.read(2) } else { &[] };
             quantize::dequantize_u8(&exec, shape, args.read(0), args.read(1), zeros, args.write(0));
             Ok(())
         })),
-        DType::I8 => Some(Lowered::plain("dequantize", step, move |args, exec| {
+        DType::I8 | DType::I4 | DType::I2 => Some(Lowered::plain("dequantize", step, move |args, exec| {
             let zeros: &[i8] = if has_zeros { args.read(2) } else { &[] };
             quantize::dequantize_i8(&exec, shape, args.read(0), args.read(1), zeros, args.write(0));
             Ok(())

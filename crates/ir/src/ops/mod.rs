@@ -1,6 +1,7 @@
 //! Meaning of every op, one file a family: its Type rule and its reference evaluation. `shape` holds what the
 //! families share: index arithmetic, broadcasting, and reading elements as numbers. `raw` moves elements as bytes.
 
+pub mod attention;
 pub mod control;
 pub mod conv;
 pub mod elementwise;

@@ -47,6 +47,8 @@ pub struct Builder {
     fresh: Rc<Cell<u32>>,
     /// How many tokens of each row are cached, where the past is a cache with room left.
     pub cache_lengths: Option<ValueId>,
+    /// Whether attention behind such a cache is one node.
+    pub keeps_attention: bool,
 }
 
 impl Builder {
@@ -61,6 +63,7 @@ impl Builder {
             tensor_bytes_max,
             fresh: Rc::new(Cell::new(0)),
             cache_lengths: None,
+            keeps_attention: false,
         }
     }
 
@@ -293,6 +296,10 @@ fn may_fold(op: &Op, inputs: &[Tensor], types: &[Type]) -> bool {
     if let (Op::NonZero(_), [x]) = (op, inputs) {
         // Its Type does not say how large the result is, but its input does.
         return x.len().saturating_mul(x.rank() * size_of::<i64>()) <= FOLD_BYTES_MAX;
+    }
+    // A reshape shares the bytes of its operand.
+    if matches!(op, Op::Reshape(_)) && symbols.is_empty() {
+        return true;
     }
     !is_decided_by_a_run(op)
         && symbols.is_empty()

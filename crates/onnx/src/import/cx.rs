@@ -129,6 +129,11 @@ impl<'n, 'g> NodeCx<'n, 'g> {
         self.builder.cache_lengths
     }
 
+    /// Whether attention behind a cache is one node.
+    pub fn keeps_attention(&self) -> bool {
+        self.builder.keeps_attention
+    }
+
     /// All inputs, none of which may be absent.
     pub fn all_inputs(&self) -> Result<Vec<ValueId>, Fault> {
         (0..self.inputs.len()).map(|position| self.input(position)).collect()

@@ -22,6 +22,7 @@ pub(super) const IMPORTS: &[Import] = &[
     Import { domain: "com.microsoft", name: "FusedMatMul", since: 1, tier: 1, function: fused_matmul },
     Import { domain: "com.microsoft", name: "FusedMatMulActivation", since: 1, tier: 1, function: fused_matmul_activation },
     Import { domain: "com.microsoft", name: "GemmFastGelu", since: 1, tier: 1, function: gemm_fast_gelu },
+    Import { domain: "com.microsoft", name: "GatherBlockQuantized", since: 1, tier: 1, function: nbits::gather_block_quantized },
     Import { domain: "com.microsoft", name: "MatMulNBits", since: 1, tier: 1, function: nbits::matmul_nbits },
     Import { domain: "com.microsoft", name: "TransposeMatMul", since: 1, tier: 1, function: fused_matmul },
 ];

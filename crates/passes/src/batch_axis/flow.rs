@@ -10,7 +10,7 @@ use super::align::all_whole;
 use super::control::{fused, has_bodies, if_, loop_};
 use super::places::{Known, known};
 use super::state::{Answer, Refusal, Site, State, View, refusal};
-use super::{conv, elementwise, index, layout, matmul, norm, quantize, reduce, sequence, window};
+use super::{attention, conv, elementwise, index, layout, matmul, norm, quantize, reduce, sequence, window};
 
 /// States of a graph's outputs from those of its inputs. In a body, `outer` is the node that has it.
 pub(super) fn output_states(
@@ -196,6 +196,7 @@ fn rule(op: &Op, output_count: usize, view: &View<'_>) -> Result<Vec<State>, Ref
         Op::GroupNorm(_) => norm::group_norm(view),
         Op::Lrn(_) => norm::lrn(view),
         Op::Recurrent(op) => return sequence::recurrent(op, view),
+        Op::CachedAttention(op) => attention::cached_attention(op, view),
         Op::Gather(op) => index::gather(op, view),
         Op::GatherElements(op) => index::gather_elements(op, view),
         Op::GatherNd(op) => index::gather_nd(op, view),

@@ -3,7 +3,7 @@
 //! a cache with room left (`cached.rs`), rows have pasts of their own lengths, and present keys are the new ones alone.
 
 use precast_ir::ValueId;
-use precast_ir::op::{BinaryFn, CompareFn};
+use precast_ir::op::{BinaryFn, CachedAttention, CompareFn, RmsNorm, RotaryFn};
 use precast_tensor::{DType, Dim, Tensor};
 
 use super::cached::{Cache, add_new_positions, attend_behind_cache};
@@ -16,6 +16,11 @@ use crate::import::{Fault, NodeCx};
 
 /// Default score of masked keys.
 const MASK_FILTER: f64 = -10000.0;
+/// Default of what keeps the roots in norms of queries and keys from 0.
+const QK_NORM_EPSILON: f64 = 1e-6;
+
+/// Queries, keys and values [batch, heads, length, size].
+type Grouped = (ValueId, ValueId, ValueId);
 
 /// Attention with one matrix for the projections of queries, keys and values.
 pub(super) fn attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
@@ -165,7 +170,7 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let softcap = cx.float("softcap", 0.0)?;
     let scale = cx.attributes().float("scale")?.filter(|&scale| scale != 0.0);
     let is_causal = cx.flag("causal", true)?;
-    cx.float("qk_norm_epsilon", 0.0)?;
+    let norms = read_norms(cx)?;
     for (name, covered) in [("kv_cache_bit_width", 0), ("qk_output", 0)] {
         refuse(cx, name, covered)?;
     }
@@ -186,21 +191,40 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
             return Err(Fault::Unsupported(format!("attribute '{name}': quantised caches are not covered")));
         }
     }
-    if (12..cx.input_count()).any(|position| cx.optional(position).is_some()) {
-        return Err(Fault::Unsupported("cache scales and query norms are not covered".to_string()));
+    if cx.optional(12).is_some() || cx.optional(13).is_some() {
+        return Err(Fault::Unsupported("scales of a cache are not covered".to_string()));
     }
     let sink = match cx.optional(11) {
         Some(sink) => Some(sink),
         None if is_smooth => Some(cx.scalar(DType::F32, 0.0)?),
         None => None,
     };
-    let (q, k, v) = read_grouped(cx, heads, kv_heads)?;
+    let grouped = read_grouped(cx, heads, kv_heads)?;
+    let (q, k, v) = add_norms(cx, grouped, norms.as_ref())?;
     let queries = length_of(cx, q)?;
     let scale = scale.map_or_else(|| default_scale(cx, q), Ok)?;
     if let Some(cache) = cache {
         refuse_bias(cx, 10)?;
         if !is_causal {
             return Err(Fault::Unsupported("causal=0 with a cache is not covered".to_string()));
+        }
+        if cx.keeps_attention() && cx.dtype(q) == DType::F32 {
+            let rotary = match (do_rotary, rotation.is_interleaved) {
+                (false, _) => RotaryFn::None,
+                (true, false) => RotaryFn::Half,
+                (true, true) => RotaryFn::Interleaved,
+            };
+            let op = CachedAttention {
+                heads: heads as usize,
+                kv_heads: kv_heads as usize,
+                scale,
+                softcap,
+                window: usize::try_from(window).unwrap_or(0),
+                rotary,
+                positions: do_rotary && cx.optional(9).is_some(),
+                sinks: sink.is_some(),
+            };
+            return add_cached_attention(cx, op, norms.is_some().then_some((q, k, v)), &cache, sink);
         }
         let (q, k) = if do_rotary {
             let positions = match cx.optional(9) {
@@ -258,6 +282,60 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     Ok(vec![merge_heads(cx, attended.y)?, k, v])
 }
 
+/// Weights of the norms of queries and keys, one element for each of a head, and what keeps roots from 0.
+struct Norms {
+    query: ValueId,
+    key: ValueId,
+    epsilon: f64,
+}
+
+fn read_norms(cx: &NodeCx<'_, '_>) -> Result<Option<Norms>, Fault> {
+    let epsilon = cx.float("qk_norm_epsilon", QK_NORM_EPSILON)?;
+    match (cx.optional(14), cx.optional(15)) {
+        (None, None) => Ok(None),
+        (Some(query), Some(key)) => Ok(Some(Norms { query, key, epsilon })),
+        (Some(_), None) | (None, Some(_)) => {
+            Err(Fault::Unsupported("a norm of queries or keys alone is not covered".to_string()))
+        }
+    }
+}
+
+/// Queries and keys with the norm of each head.
+fn add_norms(cx: &mut NodeCx<'_, '_>, (q, k, v): Grouped, norms: Option<&Norms>) -> Result<Grouped, Fault> {
+    let Some(norms) = norms else { return Ok((q, k, v)) };
+    let op = || RmsNorm { axis: 3, epsilon: norms.epsilon };
+    Ok((cx.add(op(), &[q, norms.query])?, cx.add(op(), &[k, norms.key])?, v))
+}
+
+/// Attention behind a cache as one node. Its projections stand side by side: as they came, or those given.
+fn add_cached_attention(
+    cx: &mut NodeCx<'_, '_>,
+    op: CachedAttention,
+    changed: Option<Grouped>,
+    cache: &Cache,
+    sink: Option<ValueId>,
+) -> Outputs {
+    let joint = match (changed, cx.optional(1), cx.optional(2)) {
+        (Some((q, k, v)), _, _) => {
+            let parts = [merge_heads(cx, q)?, merge_heads(cx, k)?, merge_heads(cx, v)?];
+            cx.concat(&parts, 2)?
+        }
+        (None, Some(key), Some(value)) => cx.concat(&[cx.input(0)?, key, value], 2)?,
+        (None, _, _) => cx.input(0)?,
+    };
+    let mut inputs = vec![joint, cache.keys, cache.values, cache.lengths];
+    if op.rotary != RotaryFn::None {
+        inputs.extend([cx.input(7)?, cx.input(8)?]);
+    }
+    if let Some(positions) = cx.optional(9).filter(|_| op.positions) {
+        inputs.push(cx.cast(positions, DType::I64)?);
+    }
+    if let Some(sink) = sink {
+        inputs.push(cx.broadcast(sink, vec![Dim::from(op.heads)])?);
+    }
+    cx.add_node(op, &inputs)
+}
+
 /// A known total length that is less than all keys means that the cache is a buffer with room left.
 fn check_total(cx: &NodeCx<'_, '_>, keys: &Dim) -> Result<(), Fault> {
     let total = cx.optional(6).and_then(|total| cx.content(total)).and_then(|content| content.first().cloned());
@@ -270,7 +348,7 @@ fn check_total(cx: &NodeCx<'_, '_>, keys: &Dim) -> Result<(), Fault> {
 }
 
 /// Queries, keys and values with their heads apart; keys and values may stand behind the queries in one operand.
-fn read_grouped(cx: &mut NodeCx<'_, '_>, heads: i64, kv_heads: i64) -> Result<(ValueId, ValueId, ValueId), Fault> {
+fn read_grouped(cx: &mut NodeCx<'_, '_>, heads: i64, kv_heads: i64) -> Result<Grouped, Fault> {
     let query = cx.input(0)?;
     if heads <= 0 || kv_heads <= 0 {
         return Err(Fault::Invalid(format!("{heads} query heads and {kv_heads} key heads; 1 or more was expected")));

@@ -1,5 +1,6 @@
 //! MatMulNBits: a product with weights packed to 2, 4 or 8 bits, one scale and zero point a block of a column. The
 //! weights become a constant of that element type under a `dequantize`, so that they stay small in the Graph.
+//! GatherBlockQuantized: rows of such a matrix, as embeddings that share it with the product at the end have it.
 
 use precast_ir::ValueId;
 use precast_ir::op::{BinaryFn, Dequantize, Matmul};
@@ -18,6 +19,15 @@ struct Blocks {
 impl Blocks {
     fn count(&self) -> usize {
         self.depth.div_ceil(self.block)
+    }
+
+    /// The signed type of as many bits.
+    fn signed(&self) -> DType {
+        match self.dtype {
+            DType::U2 => DType::I2,
+            DType::U4 => DType::I4,
+            _ => DType::I8,
+        }
     }
 }
 
@@ -42,6 +52,46 @@ pub(super) fn matmul_nbits(cx: &mut NodeCx<'_, '_>) -> Result<Vec<ValueId>, Faul
         y = cx.binary(BinaryFn::Add, y, bias)?;
     }
     Ok(vec![y])
+}
+
+/// Rows of a matrix in blocks of few bits. Levels that are packed into bytes are counted from the middle one, those of a
+/// type of few bits from 0, unless zero points are given.
+pub(super) fn gather_block_quantized(cx: &mut NodeCx<'_, '_>) -> Result<Vec<ValueId>, Fault> {
+    let (data, indices, scales) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+    let (bits, block) = (cx.int("bits", 4)?, cx.int("block_size", 128)?);
+    let (gather_axis, quantize_axis) = (cx.int("gather_axis", 0)?, cx.int("quantize_axis", 1)?);
+    let rank = cx.rank(data);
+    if rank != 2 || cx.axis(gather_axis, rank)? != 0 || cx.axis(quantize_axis, rank)? != 1 {
+        return Err(Fault::Unsupported("only rows of a matrix with blocks along its columns are covered".to_string()));
+    }
+    let dtype = match (cx.dtype(data), bits) {
+        (DType::U8, 2) => DType::U2,
+        (DType::U8, 4) => DType::U4,
+        (DType::U8, 8) => DType::U8,
+        (few @ (DType::I4 | DType::U4), _) => few,
+        (dtype, bits) => {
+            return Err(Fault::Unsupported(format!("{bits}-bit levels in elements of type {dtype} are not covered")));
+        }
+    };
+    let block = usize::try_from(block).ok().filter(|&block| block > 0);
+    let block = block.ok_or_else(|| Fault::Invalid("attribute 'block_size' is not positive".to_string()))?;
+    let is_packed = cx.dtype(data) == DType::U8;
+    let per_byte = if is_packed { 8 / dtype.bits() as usize } else { 1 };
+    let columns = cx.number(&cx.dims(data)[0].clone(), "the rows of the matrix")?;
+    let depth = per_byte * cx.number(&cx.dims(data)[1].clone(), "the columns of the matrix")?;
+    let blocks = Blocks { columns, depth, block, dtype };
+    let levels = if is_packed { unpack_weights(cx, data, &blocks)? } else { data };
+    let scales = cx.reshape(scales, vec![Dim::from(columns), Dim::from(blocks.count())])?;
+    let mut parts = vec![cx.gather(levels, indices, 0)?, cx.gather(scales, indices, 0)?];
+    if let Some(zeros) = cx.optional(3) {
+        let zeros = match is_packed {
+            true => unpack_zero_points(cx, zeros, &blocks)?,
+            false => zeros,
+        };
+        parts.push(cx.gather(zeros, indices, 0)?);
+    }
+    let op = Dequantize { to: cx.dtype(scales), axis: cx.rank(parts[0]) - 1, block };
+    Ok(vec![cx.add(op, &parts)?])
 }
 
 fn read_blocks(cx: &NodeCx<'_, '_>) -> Result<Blocks, Fault> {
@@ -77,10 +127,25 @@ fn check_groups(cx: &NodeCx<'_, '_>, blocks: &Blocks) -> Result<(), Fault> {
 /// Weights [N, K], one element a byte.
 fn unpack_weights(cx: &mut NodeCx<'_, '_>, packed: ValueId, blocks: &Blocks) -> Result<ValueId, Fault> {
     let packed = cx.require_constant(packed, "packed weights")?;
-    let padded = blocks.count() * blocks.block;
+    // Rows of a product's weights are padded to whole blocks; those of a lookup are as long as they are.
+    let per_row = packed.as_bytes().len() / blocks.columns.max(1) * (8 / blocks.dtype.bits() as usize);
+    let padded = if per_row == blocks.depth { blocks.depth } else { blocks.count() * blocks.block };
     let rows = unpack(packed.as_bytes(), blocks.columns, padded, blocks.dtype)?;
-    let kept: Vec<u8> = rows.chunks(padded).flat_map(|row| row[..blocks.depth].iter().copied()).collect();
-    constant(cx, blocks.dtype, vec![blocks.columns, blocks.depth], kept)
+    let kept = rows.chunks(padded).flat_map(|row| row[..blocks.depth].iter().copied());
+    let shape = vec![blocks.columns, blocks.depth];
+    // Without zero points the middle level stands for 0: signed levels say so without a tensor of them.
+    if cx.optional(3).is_none() {
+        let middle = 1u8 << (blocks.dtype.bits() - 1);
+        return constant(cx, blocks.signed(), shape, kept.map(|level| level.wrapping_sub(middle)).collect());
+    }
+    constant(cx, blocks.dtype, shape, kept.collect())
+}
+
+/// Zero points [N, blocks], one element a byte.
+fn unpack_zero_points(cx: &mut NodeCx<'_, '_>, zeros: ValueId, blocks: &Blocks) -> Result<ValueId, Fault> {
+    let packed = cx.require_constant(zeros, "packed zero points")?;
+    let elements = unpack(packed.as_bytes(), blocks.columns, blocks.count(), blocks.dtype)?;
+    constant(cx, blocks.dtype, vec![blocks.columns, blocks.count()], elements)
 }
 
 /// Elements of `rows` rows of `length`, each row packed by itself with its first element in the lowest bits.
@@ -102,21 +167,13 @@ fn unpack(bytes: &[u8], rows: usize, length: usize, dtype: DType) -> Result<Vec<
 
 /// (weights - zero point) * scale, a block at a time.
 fn dequantize(cx: &mut NodeCx<'_, '_>, weights: ValueId, scales: ValueId, blocks: &Blocks) -> Result<ValueId, Fault> {
-    let shape = vec![blocks.columns, blocks.count()];
     let op = Dequantize { to: cx.dtype(scales), axis: 1, block: blocks.block };
     let zeros = match cx.optional(3) {
-        None => {
-            let middle = 1u8 << (blocks.dtype.bits() - 1);
-            constant(cx, blocks.dtype, shape.clone(), vec![middle; shape.iter().product()])?
-        }
+        None => return cx.add(op, &[weights, scales]),
         Some(zeros) if cx.dtype(zeros).is_float() => {
             return dequantize_with_float_zeros(cx, weights, scales, zeros, blocks);
         }
-        Some(zeros) => {
-            let packed = cx.require_constant(zeros, "packed zero points")?;
-            let elements = unpack(packed.as_bytes(), blocks.columns, blocks.count(), blocks.dtype)?;
-            constant(cx, blocks.dtype, shape, elements)?
-        }
+        Some(zeros) => unpack_zero_points(cx, zeros, blocks)?,
     };
     cx.add(op, &[weights, scales, zeros])
 }

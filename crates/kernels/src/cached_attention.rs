@@ -1,0 +1,529 @@
+//! Attention of new tokens behind a ring of cached ones, in f32. Keys and values are read where they lie; those of new tokens
+//! are written once, for whoever owns the cache.
+//!
+//! One new token a row: keys are cut into stretches that are scored and weighed apart, and the parts of a head are joined
+//! after. Several: queries of the heads that share a key head are rows of one matrix, and a stretch of keys at a time goes
+//! through two products, with the largest score and the sum of weights carried along. Where keys are cut depends on
+//! the lengths alone, so results are the same bits for any number of threads.
+
+use std::ops::Range;
+
+use crate::arithmetic::Arithmetic;
+use crate::cached_attention_lines::{
+    add_weighted, cap, divide_row, mask_unless, rotate, scale_row, score_keys, weigh_row,
+};
+use crate::epilogue::Bias;
+use crate::gemm_drive::{DriveShape, Item, SPLIT_NS, SourceB, drive_alone, drive_alone_onto, drive_alone_scratch_len};
+use crate::gemm_pack::{MatrixA, MatrixB};
+use crate::isa::{Exec, Isa};
+use crate::pool::SharedMut;
+
+/// Keys of one head that a task takes when each row has one new token.
+const DECODE_KEYS: usize = 128;
+/// Keys that several queries are multiplied with at a time: with their values they stay in a first-level cache.
+const BLOCK_KEYS: usize = 128;
+/// Rows of queries, those of all heads that share a key head, that are done together.
+const BLOCK_ROWS: usize = 96;
+
+/// Which elements of a head are turned together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairs {
+    /// Those half of the turned elements apart.
+    Halves,
+    /// Neighbours.
+    Neighbours,
+}
+
+/// How queries and keys are turned by their positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rotation {
+    /// Which elements are turned together.
+    pub pairs: Pairs,
+    /// Half of the elements of a head that are turned: the columns of the tables.
+    pub half: usize,
+    /// Rows of the tables.
+    pub positions: usize,
+}
+
+/// What a cached attention computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CachedAttention {
+    /// Sequences.
+    pub rows: usize,
+    /// New tokens of each.
+    pub length: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values; divides `heads`.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub size: usize,
+    /// Tokens that a row of the cache has room for.
+    pub slots: usize,
+    /// Factor of the products.
+    pub scale: f32,
+    /// c of c·tanh(score/c); 0 for none.
+    pub softcap: f32,
+    /// Tokens that a query sees, itself included; 0 for all.
+    pub window: usize,
+    /// How queries and keys are turned, if they are.
+    pub rotation: Option<Rotation>,
+}
+
+/// What it reads.
+#[derive(Clone, Copy)]
+pub struct Inputs<'a> {
+    /// Queries, keys and values side by side: rows × length × (heads + 2·kv_heads) × size.
+    pub joint: &'a [f32],
+    /// Cached keys: rows × kv_heads × slots × size.
+    pub keys: &'a [f32],
+    /// Cached values.
+    pub values: &'a [f32],
+    /// Tokens of each row that are cached.
+    pub lengths: &'a [i32],
+    /// Cosines and sines, where heads are turned.
+    pub tables: Option<(&'a [f32], &'a [f32])>,
+    /// Positions of the new tokens, unless they follow the cached ones.
+    pub positions: Option<&'a [i64]>,
+    /// A score of each head that has no value.
+    pub sinks: Option<&'a [f32]>,
+}
+
+/// What it writes.
+pub struct Outputs<'a> {
+    /// rows × length × heads × size.
+    pub y: &'a mut [f32],
+    /// Turned keys of the new tokens: rows × kv_heads × length × size.
+    pub keys: &'a mut [f32],
+    /// Their values.
+    pub values: &'a mut [f32],
+}
+
+impl CachedAttention {
+    /// Query heads that share a key head.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Elements of scratch that `run` needs with a pool of this many threads.
+    pub fn scratch_len(&self, isa: Isa, threads: usize) -> usize {
+        self.queries_len() + if self.length == 1 { self.parts_len() } else { threads.max(1) * self.block_len(isa) }
+    }
+
+    /// Turned queries.
+    fn queries_len(&self) -> usize {
+        (self.rows * self.length * self.heads * self.size).next_multiple_of(16)
+    }
+
+    /// What tasks of single tokens leave: for each head and stretch of keys the weighted values, the largest score and the
+    /// sum of weights.
+    fn parts_len(&self) -> usize {
+        self.rows * self.heads * (self.slots + 1).div_ceil(DECODE_KEYS) * self.part_len()
+    }
+
+    fn part_len(&self) -> usize {
+        self.size + 2
+    }
+
+    /// Queries of a row that are done together.
+    fn block_queries(&self) -> usize {
+        (BLOCK_ROWS / self.group()).clamp(1, self.length.max(1))
+    }
+
+    /// What a thread needs for blocks of queries: scores, weighted values, largest scores and sums, packing.
+    fn block_len(&self, isa: Isa) -> usize {
+        let rows = self.block_queries() * self.group();
+        rows * (BLOCK_KEYS + self.part_len()) + self.packing_len(isa, rows)
+    }
+
+    fn packing_len(&self, isa: Isa, rows: usize) -> usize {
+        let [scores, products] = self.products(rows, BLOCK_KEYS);
+        drive_alone_scratch_len(isa, &scores, true).max(drive_alone_scratch_len(isa, &products, true))
+    }
+
+    /// Shapes of queries · keys and of weights · values.
+    fn products(&self, rows: usize, keys: usize) -> [DriveShape; 2] {
+        let arithmetic = Arithmetic::F32;
+        let (m, size) = (rows, self.size);
+        [
+            DriveShape { items: 1, m, n: keys, k: size, c_stride: BLOCK_KEYS, arithmetic },
+            DriveShape { items: 1, m, n: size, k: keys, c_stride: size, arithmetic },
+        ]
+    }
+
+    /// Computes it. Panics when a slice is too short, or a length is negative.
+    pub fn run(&self, exec: Exec, inputs: &Inputs, outputs: Outputs, scratch: &mut [f32]) {
+        if self.rows == 0 || self.length == 0 || self.size == 0 {
+            return;
+        }
+        self.check(inputs, &outputs);
+        let (queries, scratch) = scratch.split_at_mut(self.queries_len());
+        self.prepare(exec, inputs, queries, outputs.keys, outputs.values);
+        let work =
+            Work { attention: self, isa: exec.isa(), inputs, queries, keys: outputs.keys, values: outputs.values };
+        match self.length {
+            1 => work.run_single(exec, outputs.y, scratch),
+            _ => work.run_blocks(exec, outputs.y, scratch),
+        }
+    }
+
+    fn check(&self, inputs: &Inputs, outputs: &Outputs) {
+        let tokens = self.rows * self.length;
+        let new = tokens * self.kv_heads * self.size;
+        assert!(inputs.joint.len() >= (self.heads + 2 * self.kv_heads) * tokens * self.size, "projections");
+        let cache = self.rows * self.kv_heads * self.slots * self.size;
+        assert!(inputs.keys.len() >= cache && inputs.values.len() >= cache, "cached keys and values");
+        assert!(inputs.lengths.len() >= self.rows && inputs.lengths.iter().all(|&length| length >= 0), "lengths");
+        assert_eq!(inputs.tables.is_some(), self.rotation.is_some(), "tables");
+        assert!(outputs.y.len() >= tokens * self.heads * self.size, "the result");
+        assert!(outputs.keys.len() >= new && outputs.values.len() >= new, "new keys and values");
+    }
+
+    /// Turns queries and keys, and puts values where they are asked for. Queries of heads that share a key head lie
+    /// together: rows × kv_heads × length × group × size.
+    fn prepare(&self, exec: Exec, inputs: &Inputs, queries: &mut [f32], keys: &mut [f32], values: &mut [f32]) {
+        let (queries, keys, values) = (SharedMut::new(queries), SharedMut::new(keys), SharedMut::new(values));
+        let tokens = self.rows * self.length;
+        // Single tokens are turned faster than a thread is told to.
+        let parts = if tokens < PREPARED_TOKENS_MIN { 1 } else { tokens.min(exec.threads()) };
+        exec.pool().run(parts, &|part| {
+            for token in crate::pool::share(tokens, parts, part) {
+                // SAFETY: every token has places of its own in all three, and each token is in one part.
+                unsafe { self.prepare_token(exec.isa(), inputs, token, &queries, &keys, &values) };
+            }
+        });
+    }
+
+    /// # Safety
+    /// Nothing else may write the places of this token meanwhile.
+    unsafe fn prepare_token(
+        &self,
+        isa: Isa,
+        inputs: &Inputs,
+        token: usize,
+        queries: &SharedMut<f32>,
+        keys: &SharedMut<f32>,
+        values: &SharedMut<f32>,
+    ) {
+        let (row, step) = (token / self.length, token % self.length);
+        let (size, group) = (self.size, self.group());
+        let heads = self.heads + 2 * self.kv_heads;
+        let projected = &inputs.joint[token * heads * size..][..heads * size];
+        let turn = self.turn_at(inputs, row, step);
+        for (head, source) in projected.chunks_exact(size).enumerate() {
+            let kv_head = if head < self.heads { head / group } else { (head - self.heads) % self.kv_heads };
+            let place = (row * self.kv_heads + kv_head) * self.length + step;
+            let (target, start) = match head {
+                head if head < self.heads => (queries, (place * group + head % group) * size),
+                head if head < self.heads + self.kv_heads => (keys, place * size),
+                _ => (values, place * size),
+            };
+            // SAFETY: one head of one token, which the caller promises.
+            let target = unsafe { target.slice(start, size) };
+            match &turn {
+                Some((pairs, cosines, sines)) if head < self.heads + self.kv_heads => {
+                    rotate(isa, *pairs == Pairs::Neighbours, cosines, sines, source, target);
+                }
+                _ => target.copy_from_slice(source),
+            }
+        }
+    }
+
+    /// The rows of the tables for a token. Filler may lie behind the last one.
+    fn turn_at<'a>(&self, inputs: &Inputs<'a>, row: usize, step: usize) -> Option<(Pairs, &'a [f32], &'a [f32])> {
+        let (Rotation { pairs, half, positions }, (cosines, sines)) = (self.rotation?, inputs.tables?);
+        let own = i64::from(inputs.lengths[row]) + step as i64;
+        let position = inputs.positions.map_or(own, |positions| positions[row * self.length + step]);
+        let start = position.clamp(0, positions as i64 - 1) as usize * half;
+        Some((pairs, &cosines[start..][..half], &sines[start..][..half]))
+    }
+}
+
+/// Tokens from which on turning them is cut over threads.
+const PREPARED_TOKENS_MIN: usize = 16;
+
+/// One call, with queries turned.
+struct Work<'a> {
+    attention: &'a CachedAttention,
+    isa: Isa,
+    inputs: &'a Inputs<'a>,
+    queries: &'a [f32],
+    keys: &'a [f32],
+    values: &'a [f32],
+}
+
+/// Keys beside each other that are all cached, or all new.
+#[derive(Clone)]
+enum Stretch {
+    Cached(Range<usize>),
+    New(Range<usize>),
+}
+
+impl Stretch {
+    fn len(&self) -> usize {
+        match self {
+            Stretch::Cached(keys) | Stretch::New(keys) => keys.len(),
+        }
+    }
+}
+
+impl<'a> Work<'a> {
+    /// Slots of a row that hold a token.
+    fn filled(&self, row: usize) -> usize {
+        (self.inputs.lengths[row] as usize).min(self.attention.slots)
+    }
+
+    /// Keys and values of a stretch.
+    fn sources(&self, row: usize, kv_head: usize, stretch: &Stretch) -> (&'a [f32], &'a [f32]) {
+        let CachedAttention { kv_heads, size, slots, length, .. } = *self.attention;
+        let head = row * kv_heads + kv_head;
+        match stretch {
+            Stretch::Cached(keys) => {
+                let places = (head * slots + keys.start) * size..(head * slots + keys.end) * size;
+                (&self.inputs.keys[places.clone()], &self.inputs.values[places])
+            }
+            Stretch::New(keys) => {
+                let places = (head * length + keys.start) * size..(head * length + keys.end) * size;
+                (&self.keys[places.clone()], &self.values[places])
+            }
+        }
+    }
+
+    /// Which keys of a stretch a query sees, where that is a range; else the ring has them in another order.
+    fn seen(&self, step: usize, stretch: &Stretch) -> Option<Range<usize>> {
+        let window = self.attention.window;
+        match stretch {
+            Stretch::Cached(keys) => (window == 0).then_some(0..keys.len()),
+            Stretch::New(keys) => {
+                let first = if window == 0 { 0 } else { (step + 1).saturating_sub(window) };
+                let end = (step + 1).clamp(keys.start, keys.end);
+                Some(first.clamp(keys.start, end) - keys.start..end - keys.start)
+            }
+        }
+    }
+
+    /// Whether a query sees the token in a slot: the last one that the slot was written for.
+    fn sees_slot(&self, row: usize, step: usize, slot: usize) -> bool {
+        let (cached, slots) = (i64::from(self.inputs.lengths[row]), self.attention.slots as i64);
+        let token = cached - 1 - (cached - 1 - slot as i64).rem_euclid(slots);
+        token >= 0 && token + self.attention.window as i64 > cached + step as i64
+    }
+
+    /// Scores become what the softmax takes: capped, and out of sight where a query does not see.
+    fn finish_scores(&self, row: usize, step: usize, stretch: &Stretch, scores: &mut [f32]) {
+        if self.attention.softcap != 0.0 {
+            cap(self.isa, self.attention.softcap, scores);
+        }
+        match (self.seen(step, stretch), stretch) {
+            (Some(seen), _) => mask_unless(scores, |key| seen.contains(&key)),
+            (None, Stretch::Cached(slots)) => {
+                mask_unless(scores, |key| self.sees_slot(row, step, slots.start + key));
+            }
+            (None, Stretch::New(_)) => {}
+        }
+    }
+
+    /// One new token a row.
+    fn run_single(&self, exec: Exec, y: &mut [f32], scratch: &mut [f32]) {
+        let CachedAttention { rows, kv_heads, .. } = *self.attention;
+        let stretches = |row: usize| (self.filled(row) + 1).div_ceil(DECODE_KEYS);
+        let most = (0..rows).map(stretches).max().unwrap_or(1);
+        let keys: usize = (0..rows).map(|row| self.filled(row) + 1).sum();
+        let tasks = rows * kv_heads * most;
+        let part_len = self.attention.part_len();
+        let parts = SharedMut::new(&mut scratch[..rows * self.attention.heads * most * part_len]);
+        let body = |task: usize| {
+            let (row, kv_head, stretch) = (task / most / kv_heads, task / most % kv_heads, task % most);
+            if stretch < stretches(row) {
+                self.run_stretch(row, kv_head, stretch, most, &parts);
+            }
+        };
+        match self.estimate_ns(keys) < SPLIT_NS {
+            true => (0..tasks).for_each(body),
+            false => exec.pool().run(tasks, &body),
+        }
+        for row in 0..rows {
+            self.join(row, stretches(row), most, scratch, y);
+        }
+    }
+
+    /// A rough time for one thread: four elements of keys and values a nanosecond and query head.
+    fn estimate_ns(&self, keys: usize) -> usize {
+        keys * self.attention.heads * self.attention.size / 4
+    }
+
+    /// One stretch of keys for all queries that share its head.
+    fn run_stretch(&self, row: usize, kv_head: usize, stretch: usize, most: usize, parts: &SharedMut<f32>) {
+        let attention = self.attention;
+        let (group, size) = (attention.group(), attention.size);
+        let filled = self.filled(row);
+        let keys = stretch * DECODE_KEYS..((stretch + 1) * DECODE_KEYS).min(filled + 1);
+        let cached = Stretch::Cached(keys.start..keys.end.min(filled));
+        let new = Stretch::New(0..keys.end.saturating_sub(filled));
+        let queries = &self.queries[(row * attention.kv_heads + kv_head) * group * size..][..group * size];
+        for (member, query) in queries.chunks_exact(size).enumerate() {
+            let mut scores = [0.0; DECODE_KEYS];
+            let mut start = 0;
+            for stretch in [&cached, &new] {
+                let scores = &mut scores[start..start + stretch.len()];
+                let (keys, _) = self.sources(row, kv_head, stretch);
+                score_keys(self.isa, query, keys, attention.scale, scores);
+                self.finish_scores(row, 0, stretch, scores);
+                start += stretch.len();
+            }
+            let head = row * attention.heads + kv_head * group + member;
+            let part_len = attention.part_len();
+            // SAFETY: every head and stretch has a part of its own, and one task.
+            let part = unsafe { parts.slice((head * most + stretch) * part_len, part_len) };
+            let (sums, statistics) = part.split_at_mut(size);
+            sums.fill(0.0);
+            let weights = &mut scores[..start];
+            let (largest, sum) = weigh_row(self.isa, f32::NEG_INFINITY, weights);
+            statistics.copy_from_slice(&[largest, sum]);
+            let (old, own) = weights.split_at(cached.len());
+            add_weighted(self.isa, old, self.sources(row, kv_head, &cached).1, sums);
+            add_weighted(self.isa, own, self.sources(row, kv_head, &new).1, sums);
+        }
+    }
+
+    /// Joins the parts of every head of a row.
+    fn join(&self, row: usize, stretches: usize, most: usize, parts: &[f32], y: &mut [f32]) {
+        let CachedAttention { heads, size, .. } = *self.attention;
+        let part_len = self.attention.part_len();
+        for head in 0..heads {
+            let start = (row * heads + head) * most * part_len;
+            let parts = parts[start..][..stretches * part_len].chunks_exact(part_len);
+            let sink = self.inputs.sinks.map(|sinks| sinks[head]);
+            let largest = parts.clone().map(|part| part[size]).chain(sink).fold(f32::NEG_INFINITY, f32::max);
+            let target = &mut y[(row * heads + head) * size..][..size];
+            target.fill(0.0);
+            let mut sum = sink.map_or(0.0, |sink| (sink - largest).exp());
+            for part in parts.filter(|part| part[size] > f32::NEG_INFINITY) {
+                let weight = (part[size] - largest).exp();
+                sum += weight * part[size + 1];
+                add_weighted(self.isa, &[weight], &part[..size], target);
+            }
+            divide_row(self.isa, sum, target);
+        }
+    }
+
+    /// Several new tokens a row.
+    fn run_blocks(&self, exec: Exec, y: &mut [f32], scratch: &mut [f32]) {
+        let attention = self.attention;
+        let blocks = attention.length.div_ceil(attention.block_queries());
+        let tasks = attention.rows * attention.kv_heads * blocks;
+        let parts = exec.threads().min(tasks);
+        let block_len = attention.block_len(exec.isa());
+        assert!(scratch.len() >= parts * block_len, "scratch of {} for {parts}×{block_len}", scratch.len());
+        let (y, scratch) = (SharedMut::new(y), SharedMut::new(scratch));
+        exec.pool().run(parts, &|part| {
+            // SAFETY: every part has its own stretch of the scratch.
+            let scratch = unsafe { scratch.slice(part * block_len, block_len) };
+            for task in back_and_forth(tasks, parts, part) {
+                let (head, block) = (task / blocks, task % blocks);
+                self.run_block(head / attention.kv_heads, head % attention.kv_heads, block, &y, scratch);
+            }
+        });
+    }
+
+    /// Some queries of a row, of all heads that share a key head.
+    fn run_block(&self, row: usize, kv_head: usize, block: usize, y: &SharedMut<f32>, scratch: &mut [f32]) {
+        let attention = self.attention;
+        let (group, size, step) = (attention.group(), attention.size, attention.block_queries());
+        let steps = block * step..attention.length.min((block + 1) * step);
+        let rows = steps.len() * group;
+        let (scores, rest) = scratch.split_at_mut(rows * BLOCK_KEYS);
+        let (sums, rest) = rest.split_at_mut(rows * size);
+        let (largest, rest) = rest.split_at_mut(rows);
+        let (totals, packing) = rest.split_at_mut(rows);
+        sums.fill(0.0);
+        for (member, (largest, total)) in largest.iter_mut().zip(totals.iter_mut()).enumerate() {
+            let sink = self.inputs.sinks.map(|sinks| sinks[kv_head * group + member % group]);
+            (*largest, *total) = sink.map_or((f32::NEG_INFINITY, 0.0), |sink| (sink, 1.0));
+        }
+        let head = (row * attention.kv_heads + kv_head) * attention.length;
+        let queries = &self.queries[(head + steps.start) * group * size..][..rows * size];
+        for stretch in self.stretches(row, &steps) {
+            self.score_block(row, kv_head, queries, &stretch, scores, packing);
+            for (member, scores) in scores.chunks_exact_mut(BLOCK_KEYS).enumerate() {
+                let scores = &mut scores[..stretch.len()];
+                self.finish_scores(row, steps.start + member / group, &stretch, scores);
+                let before = largest[member];
+                let (now, sum) = weigh_row(self.isa, before, scores);
+                let kept = if before == now { 1.0 } else { (before - now).exp() };
+                if kept != 1.0 {
+                    scale_row(self.isa, kept, &mut sums[member * size..][..size]);
+                }
+                (largest[member], totals[member]) = (now, totals[member] * kept + sum);
+            }
+            self.add_values(row, kv_head, rows, &stretch, scores, sums, packing);
+        }
+        for (member, (sums, &total)) in sums.chunks_exact_mut(size).zip(totals.iter()).enumerate() {
+            divide_row(self.isa, total, sums);
+            let token = row * attention.length + steps.start + member / group;
+            let place = (token * attention.heads + kv_head * group + member % group) * size;
+            // SAFETY: every query of every head has its own place, and is in one block.
+            unsafe { y.slice(place, size) }.copy_from_slice(sums);
+        }
+    }
+
+    /// The keys that some queries of a row may see, a stretch at a time.
+    fn stretches(&self, row: usize, steps: &Range<usize>) -> impl Iterator<Item = Stretch> + use<> {
+        let cut = |keys: Range<usize>| {
+            let end = keys.end;
+            keys.step_by(BLOCK_KEYS).map(move |start| start..end.min(start + BLOCK_KEYS))
+        };
+        let first_new =
+            if self.attention.window == 0 { 0 } else { (steps.start + 1).saturating_sub(self.attention.window) };
+        cut(0..self.filled(row)).map(Stretch::Cached).chain(cut(first_new..steps.end).map(Stretch::New))
+    }
+
+    fn score_block(
+        &self,
+        row: usize,
+        kv_head: usize,
+        queries: &[f32],
+        stretch: &Stretch,
+        scores: &mut [f32],
+        packing: &mut [f32],
+    ) {
+        let size = self.attention.size;
+        let [shape, _] = self.attention.products(queries.len() / size, stretch.len());
+        let item = Item {
+            a: MatrixA::Rows { data: queries, stride: size },
+            b: SourceB::Matrix(MatrixB::Columns { data: self.sources(row, kv_head, stretch).0, stride: size }),
+            c_start: 0,
+            bias: Bias::None,
+        };
+        drive_alone(self.isa, &shape, item, self.attention.scale, &SharedMut::new(scores), packing);
+    }
+
+    fn add_values(
+        &self,
+        row: usize,
+        kv_head: usize,
+        rows: usize,
+        stretch: &Stretch,
+        weights: &[f32],
+        sums: &mut [f32],
+        packing: &mut [f32],
+    ) {
+        let [_, shape] = self.attention.products(rows, stretch.len());
+        let item = Item {
+            a: MatrixA::Rows { data: weights, stride: BLOCK_KEYS },
+            b: SourceB::Matrix(MatrixB::Rows {
+                data: self.sources(row, kv_head, stretch).1,
+                stride: self.attention.size,
+            }),
+            c_start: 0,
+            bias: Bias::None,
+        };
+        drive_alone_onto(self.isa, &shape, item, &SharedMut::new(sums), packing);
+    }
+}
+
+/// The tasks of a part: later blocks see more keys, so parts take turns, and who was last is first in the next turn.
+fn back_and_forth(tasks: usize, parts: usize, part: usize) -> impl Iterator<Item = usize> {
+    let turn = move |turn: usize| turn * parts + if turn.is_multiple_of(2) { part } else { parts - 1 - part };
+    (0..tasks.div_ceil(parts)).map(turn).filter(move |&task| task < tasks)
+}

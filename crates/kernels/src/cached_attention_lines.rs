@@ -1,0 +1,118 @@
+//! The inner loops of attention behind a cache, over one head of one token or one row of scores.
+
+#![allow(clippy::needless_range_loop, reason = "loops over plain lanes become vectors")]
+
+use crate::math;
+use crate::row_sum::{combine, replace_sum_of};
+use crate::simd::multiversion;
+
+/// Accumulators of a dot product: one vector of 512 bits.
+const LANES: usize = 16;
+/// Elements of a value that are summed together: four vectors of 512 bits.
+const WIDE: usize = 64;
+
+/// Scores that a query does not see become those of no weight.
+pub(crate) fn mask_unless(scores: &mut [f32], is_seen: impl Fn(usize) -> bool) {
+    for (key, score) in scores.iter_mut().enumerate() {
+        if !is_seen(key) {
+            *score = f32::NEG_INFINITY;
+        }
+    }
+}
+
+multiversion! {
+    /// A head turned by the cosines and sines of its position; what the tables do not reach stays.
+    pub(crate) fn rotate<F: MulAdd>(is_interleaved: bool, cosines: &[f32], sines: &[f32], source: &[f32], target: &mut [f32]) {
+        let half = cosines.len();
+        target[2 * half..].copy_from_slice(&source[2 * half..]);
+        if is_interleaved {
+            let pairs = source[..2 * half].as_chunks::<2>().0.iter().zip(target[..2 * half].as_chunks_mut::<2>().0);
+            for ((&[a, b], turned), (&cosine, &sine)) in pairs.zip(cosines.iter().zip(sines)) {
+                *turned = [a * cosine - b * sine, b * cosine + a * sine];
+            }
+            return;
+        }
+        let (first, second) = source[..2 * half].split_at(half);
+        let (target_first, target_second) = target[..2 * half].split_at_mut(half);
+        for pair in 0..half {
+            let (a, b, cosine, sine) = (first[pair], second[pair], cosines[pair], sines[pair]);
+            target_first[pair] = a * cosine - b * sine;
+            target_second[pair] = b * cosine + a * sine;
+        }
+    }
+
+    /// Products of a query with keys that lie one behind the other, times `scale`.
+    pub(crate) fn score_keys<F: MulAdd>(query: &[f32], keys: &[f32], scale: f32, scores: &mut [f32]) {
+        let (query_lanes, query_rest) = query.as_chunks::<LANES>();
+        for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
+            let (key_lanes, key_rest) = key.as_chunks::<LANES>();
+            let mut lanes = [0.0; LANES];
+            for (q, k) in query_lanes.iter().zip(key_lanes) {
+                for lane in 0..LANES {
+                    lanes[lane] = F::mul_add(q[lane], k[lane], lanes[lane]);
+                }
+            }
+            let mut width = LANES / 2;
+            while width > 0 {
+                for lane in 0..width {
+                    lanes[lane] += lanes[lane + width];
+                }
+                width /= 2;
+            }
+            let mut sum = lanes[0];
+            for (q, k) in query_rest.iter().zip(key_rest) {
+                sum = F::mul_add(*q, *k, sum);
+            }
+            *score = sum * scale;
+        }
+    }
+
+    /// `target` plus values that lie one behind the other, each times its weight.
+    pub(crate) fn add_weighted<F: MulAdd>(weights: &[f32], values: &[f32], target: &mut [f32]) {
+        let size = target.len();
+        let (wide, rest) = target.as_chunks_mut::<WIDE>();
+        let done = wide.len() * WIDE;
+        for (chunk, target) in wide.iter_mut().enumerate() {
+            let mut sums = *target;
+            for (&weight, value) in weights.iter().zip(values.chunks_exact(size)) {
+                let value = &value[chunk * WIDE..][..WIDE];
+                for lane in 0..WIDE {
+                    sums[lane] = F::mul_add(weight, value[lane], sums[lane]);
+                }
+            }
+            *target = sums;
+        }
+        if rest.is_empty() {
+            return;
+        }
+        for (&weight, value) in weights.iter().zip(values.chunks_exact(size)) {
+            for (sum, &value) in rest.iter_mut().zip(&value[done..]) {
+                *sum = F::mul_add(weight, value, *sum);
+            }
+        }
+    }
+
+    /// Scores become weights relative to the largest score so far. Gives that score and the sum of the weights.
+    pub(crate) fn weigh_row<F: MulAdd>(before: f32, row: &mut [f32]) -> (f32, f32) {
+        let largest = combine(row, before, |a: f32, b: f32| if b > a { b } else { a });
+        if largest == f32::NEG_INFINITY {
+            row.fill(0.0);
+            return (largest, 0.0);
+        }
+        let sum = replace_sum_of(row, |score| math::exp::<F>(score - largest));
+        (largest, sum as f32)
+    }
+
+    /// c·tanh(score/c).
+    pub(crate) fn cap<F: MulAdd>(limit: f32, row: &mut [f32]) {
+        row.iter_mut().for_each(|score| *score = limit * math::tanh::<F>(*score / limit));
+    }
+
+    pub(crate) fn scale_row<F: MulAdd>(factor: f32, row: &mut [f32]) {
+        row.iter_mut().for_each(|element| *element *= factor);
+    }
+
+    pub(crate) fn divide_row<F: MulAdd>(divisor: f32, row: &mut [f32]) {
+        row.iter_mut().for_each(|element| *element /= divisor);
+    }
+}

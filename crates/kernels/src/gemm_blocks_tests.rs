@@ -1,0 +1,116 @@
+//! Products with weights of 4 and 8 bits against f64: odd sizes, every block size, with and without zero points.
+
+use super::*;
+use crate::epilogue::Activation;
+use crate::test_data::{Lcg, assert_close, for_each_exec};
+
+struct Case {
+    weights: BlockWeights,
+    levels: Vec<u8>,
+    scales: Vec<f32>,
+    zero_points: Vec<u8>,
+    packed: Vec<u32>,
+}
+
+impl Case {
+    fn new(weights: BlockWeights, random: &mut Lcg) -> Case {
+        let BlockWeights { k, n, bits, .. } = weights;
+        let level = |random: &mut Lcg| (random.below(1 << bits)) as u8;
+        let levels: Vec<u8> = (0..n * k).map(|_| level(random)).collect();
+        let scales: Vec<f32> = (0..n * weights.blocks()).map(|_| random.float() * 0.1).collect();
+        let zero_points: Vec<u8> = match weights.has_zero_points {
+            true => (0..n * weights.blocks()).map(|_| level(random)).collect(),
+            false => vec![weights.middle(); n * weights.blocks()],
+        };
+        let mut packed = vec![0; weights.packed_len()];
+        weights.pack(&levels, &scales, weights.has_zero_points.then_some(&zero_points[..]), &mut packed);
+        Case { weights, levels, scales, zero_points, packed }
+    }
+
+    fn weight(&self, k: usize, column: usize) -> f64 {
+        let block = column * self.weights.blocks() + k / self.weights.block;
+        let level = f64::from(self.levels[column * self.weights.k + k]) - f64::from(self.zero_points[block]);
+        level * f64::from(self.scales[block])
+    }
+
+    fn run(&self, exec: &Exec, m: usize, x: &[f32], epilogue: &Epilogue) -> Vec<f32> {
+        let mut c = vec![f32::NAN; m * self.weights.n];
+        let mut scratch = vec![f32::NAN; gemm_blocks_scratch_len(exec.isa(), exec.threads(), &self.weights, m)];
+        gemm_blocks(*exec, &self.weights, m, x, &self.packed, epilogue, &mut c, &mut scratch);
+        c
+    }
+
+    fn check(&self, exec: &Exec, m: usize, random: &mut Lcg) {
+        let BlockWeights { k, n, .. } = self.weights;
+        let x: Vec<f32> = random.floats(m * k);
+        let product = |row: usize, column: usize| -> f64 {
+            (0..k).map(|at| f64::from(x[row * k + at]) * self.weight(at, column)).sum()
+        };
+        let expected: Vec<f64> = (0..m * n).map(|at| product(at / n, at % n)).collect();
+        let found = self.run(exec, m, &x, &Epilogue::default());
+        let most = expected.iter().fold(1.0_f64, |most, value| most.max(value.abs()));
+        assert_close(
+            &found,
+            &expected,
+            0.0,
+            1e-5 * most,
+            &format!("{:?} of {m} rows on {:?}", self.weights, exec.isa()),
+        );
+    }
+}
+
+#[test]
+fn every_block_size_and_width_agrees_with_f64() {
+    let mut random = Lcg::new(5);
+    for bits in [4, 8] {
+        for block in [16, 32, 64, 128, 256] {
+            for has_zero_points in [false, true] {
+                let weights = BlockWeights { k: 2 * block + 7, n: 37, block, bits, has_zero_points };
+                let case = Case::new(weights, &mut random);
+                for_each_exec(|exec| {
+                    for m in [1, 3, 5, 19] {
+                        case.check(exec, m, &mut random);
+                    }
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn wide_products_are_cut_into_columns_and_threads() {
+    let mut random = Lcg::new(6);
+    let weights = BlockWeights { k: 1536, n: 1000, block: 32, bits: 4, has_zero_points: false };
+    let case = Case::new(weights, &mut random);
+    for_each_exec(|exec| {
+        for m in [1, 6] {
+            case.check(exec, m, &mut random);
+        }
+    });
+}
+
+#[test]
+fn what_follows_a_product_is_done_to_every_column_of_every_row() {
+    let mut random = Lcg::new(7);
+    let weights = BlockWeights { k: 64, n: 50, block: 32, bits: 4, has_zero_points: true };
+    let case = Case::new(weights, &mut random);
+    let (bias, residual) = (random.floats(50), random.floats(6 * 50));
+    for_each_exec(|exec| {
+        for m in [2, 6] {
+            let x = random.floats(m * 64);
+            let plain = case.run(exec, m, &x, &Epilogue::default());
+            let epilogue = Epilogue {
+                bias: Bias::Columns(&bias),
+                residual: Some(&residual[..m * 50]),
+                activation: Activation::Relu,
+                ..Epilogue::default()
+            };
+            let expected: Vec<f64> = plain
+                .iter()
+                .enumerate()
+                .map(|(at, &y)| (f64::from(y) + f64::from(bias[at % 50]) + f64::from(residual[at])).max(0.0))
+                .collect();
+            assert_close(&case.run(exec, m, &x, &epilogue), &expected, 1e-5, 1e-4, "with an epilogue");
+        }
+    });
+}

@@ -1,0 +1,24 @@
+//! Attention behind a cache: rows pass on the batch axis of everything that has one; tables and sinks have none.
+
+use precast_ir::op::{CachedAttention, RotaryFn};
+
+use super::align::{all_whole, in_step};
+use super::state::{Answer, View};
+
+/// Inputs before the tables, which all have the rows first.
+const REQUIRED: usize = 4;
+
+pub(super) fn cached_attention(op: &CachedAttention, view: &View<'_>) -> Answer {
+    if let Some(rows) = view.rows(0)
+        && rows.axis != 0
+    {
+        return Err(view.over(rows.axis, if rows.axis == 1 { "attends" } else { "contracts" }));
+    }
+    let tables = if op.rotary == RotaryFn::None { 0 } else { 2 };
+    let positions = op.positions.then_some(REQUIRED + tables);
+    let carriers: Vec<(usize, usize)> = (0..REQUIRED).chain(positions).map(|input| (input, 0)).collect();
+    match carriers.iter().any(|(input, _)| view.rows(*input).is_some()) {
+        true => in_step(view, &carriers, 0),
+        false => all_whole(view),
+    }
+}
