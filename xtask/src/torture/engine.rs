@@ -121,6 +121,7 @@ fn case(model: &TextModel, number: u64) -> Result<Case> {
     let mut prompt: Vec<u32> = (0..beginning).map(|token| (token * 7 + beginning) as u32 % vocabulary as u32).collect();
     let own = 1 + below(if number.is_multiple_of(8) { 150 } else { 30 });
     prompt.extend((0..own).map(|_| below(vocabulary) as u32));
+    prompt.truncate(model.config().model.context_length / 2);
     let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(1 + below(48) as usize);
     params.ignore_eos = below(2) == 0;
     match below(4) {
@@ -272,14 +273,14 @@ fn measure(folder: &Path) -> Result<SpeedReport> {
         let begun = Instant::now();
         let handles = requests.iter().map(|request| engine.submit(request.clone()));
         let handles = handles.collect::<Result<Vec<RequestHandle>, _>>()?;
-        let tokens: usize = handles.iter().map(count_tokens).sum();
+        let tokens = handles.iter().map(count_tokens).sum::<Result<usize>>()?;
         Ok(tokens as f64 / begun.elapsed().as_secs_f64())
     };
     let alone = || -> Result<f64> {
         let begun = Instant::now();
         let mut tokens = 0;
         for request in &requests[..ALONE] {
-            tokens += count_tokens(&engine.submit(request.clone())?);
+            tokens += count_tokens(&engine.submit(request.clone())?)?;
         }
         Ok(tokens as f64 / begun.elapsed().as_secs_f64())
     };
@@ -298,6 +299,14 @@ fn measure(folder: &Path) -> Result<SpeedReport> {
     Ok(report)
 }
 
-fn count_tokens(handle: &RequestHandle) -> usize {
-    handle.events().filter(|event| matches!(event, Event::Token(_))).count()
+fn count_tokens(handle: &RequestHandle) -> Result<usize> {
+    let mut tokens = 0;
+    for event in handle.events() {
+        match event {
+            Event::Token(_) => tokens += 1,
+            Event::Failed { message, .. } => bail!("{message}"),
+            Event::Blocked | Event::Finished { .. } => {}
+        }
+    }
+    Ok(tokens)
 }
