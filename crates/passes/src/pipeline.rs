@@ -1,8 +1,11 @@
 //! The lists of passes and the driver that runs them. The verifier runs after every pass and names the guilty one.
 
-use precast_ir::Graph;
+use std::collections::BTreeSet;
+
 use precast_ir::graph::GraphError;
 use precast_ir::verify::verify;
+use precast_ir::{Graph, Op, ValueId};
+use precast_tensor::{Dim, Symbol};
 use thiserror::Error;
 
 use crate::fast_math::FastRewrite;
@@ -159,8 +162,10 @@ pub fn run_passes_with(
     Ok(graph)
 }
 
-/// The Graph without nodes and constants that no output needs. Inputs stay: they are the model's interface.
+/// The Graph without nodes and constants that no output needs. Inputs stay: they are the model's interface. A size that only
+/// a run knows is read by its name, so a node that gives one is needed by all that have it in a dim.
 pub fn remove_dead(graph: &Graph) -> Result<Graph, GraphError> {
+    let mut sizes_read = BTreeSet::new();
     let mut is_live = vec![false; graph.values().len()];
     for output in graph.outputs() {
         is_live[output.value.0 as usize] = true;
@@ -169,10 +174,14 @@ pub fn remove_dead(graph: &Graph) -> Result<Graph, GraphError> {
         is_live[size.value.0 as usize] = true;
     }
     for node in graph.nodes().iter().rev() {
-        if node.outputs.iter().any(|output| is_live[output.0 as usize]) {
-            for input in &node.inputs {
-                is_live[input.0 as usize] = true;
+        let is_size_read =
+            gives_sizes(&node.op) && symbols_of(graph, &node.outputs).any(|symbol| sizes_read.contains(&symbol));
+        if is_size_read || node.outputs.iter().any(|output| is_live[output.0 as usize]) {
+            for value in node.inputs.iter().chain(&node.outputs) {
+                is_live[value.0 as usize] = true;
             }
+            node.op.collect_symbols(&mut sizes_read);
+            sizes_read.extend(symbols_of(graph, &node.outputs));
         }
     }
     let mut copy = precast_ir::graph::GraphCopy::with_inputs(graph);
@@ -182,4 +191,35 @@ pub fn remove_dead(graph: &Graph) -> Result<Graph, GraphError> {
         }
     }
     Ok(copy.finish())
+}
+
+/// Whether sizes of an op's results depend on values.
+fn gives_sizes(op: &Op) -> bool {
+    matches!(op, Op::NonZero(_) | Op::Nms(_) | Op::If(_) | Op::Loop(_))
+}
+
+fn symbols_of(graph: &Graph, values: &[ValueId]) -> impl Iterator<Item = Symbol> {
+    values.iter().flat_map(|&value| graph.ty(value).dims.iter().flat_map(Dim::symbols))
+}
+
+#[cfg(test)]
+mod tests {
+    use precast_ir::attr::NoConstants;
+    use precast_ir::text;
+
+    use super::*;
+
+    #[test]
+    fn a_node_of_which_only_the_size_is_read_stays() {
+        let source = r#"graph "sizes"(%0 "x": f32[4]) {
+  %1 = nonzero(%0) {count=count} : i64[1,count]
+  %2 = nonzero(%0) {count=other} : i64[1,other]
+  %3 = iota() {to=i64, start=0, step=1, length=count} : i64[count]
+  return "y" %3
+}
+"#;
+        let graph = text::parse(source, &NoConstants).unwrap();
+        let names: Vec<&str> = remove_dead(&graph).unwrap().nodes().iter().map(|node| node.op.name()).collect();
+        assert_eq!(names, ["nonzero", "iota"]);
+    }
 }
