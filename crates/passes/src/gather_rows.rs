@@ -79,10 +79,10 @@ fn last_row_gather(graph: &Graph, value: ValueId) -> Option<(ValueId, ValueId)> 
     let mut value = value;
     loop {
         let (node, _) = graph.producer(value)?;
-        let [input] = node.inputs.iter().filter(|&&input| graph.constant(input).is_none()).collect::<Vec<_>>()[..]
-        else {
-            return None;
-        };
+        // Weights of a product may be made of constants by nodes of their own; its rows come first.
+        let candidates = if matches!(node.op, Op::Matmul(_)) { &node.inputs[..1] } else { &node.inputs[..] };
+        let mut computed = candidates.iter().filter(|&&input| graph.constant(input).is_none());
+        let (Some(input), None) = (computed.next(), computed.next()) else { return None };
         let below = graph.producer(*input).map(|(node, _)| node);
         if let (Op::Reshape(_), Some(gather)) = (&node.op, below)
             && is_last_row(graph, gather)
