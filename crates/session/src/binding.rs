@@ -11,7 +11,7 @@ use crate::interface::Interface;
 use crate::ladders::{Ladders, Layout};
 use crate::programs::Entry;
 use crate::report::{Chunks, Fit, Origin, Path, Reason, RunReport, Tier};
-use crate::request::{Argument, Unifier};
+use crate::request::{Argument, InputForm, Unifier, bytes_of};
 
 /// Places in the padded copies begin at multiples of this.
 const STAGING_ALIGN: usize = 64;
@@ -21,6 +21,8 @@ const STAGING_ALIGN: usize = 64;
 pub(crate) struct Binding {
     /// State of the Session's Programs that it was made from.
     pub(crate) epoch: u64,
+    /// Element type, number of axes and bytes of every input.
+    inputs: Vec<(DType, usize, usize)>,
     /// Sizes of all inputs, one after another.
     shapes: Vec<usize>,
     pub(crate) chunks: Vec<BoundChunk>,
@@ -140,6 +142,10 @@ impl Binding {
         };
         Ok(Binding {
             epoch: parts.epoch,
+            inputs: arguments
+                .iter()
+                .map(|Argument { dtype, shape, .. }| (*dtype, shape.len(), bytes_of(*dtype, shape)))
+                .collect(),
             shapes: arguments.iter().flat_map(|argument| argument.shape.iter().copied()).collect(),
             workspace_bytes: chunks.iter().map(|chunk| chunk.entry.program().arena_bytes).max().unwrap_or(0),
             chunks,
@@ -151,17 +157,21 @@ impl Binding {
         })
     }
 
-    /// Whether a request has the form that this Binding was made for: the same sizes of every input. Element types and
-    /// ranks are those of the model, which `Unifier` has compared with the first request.
-    pub(crate) fn admits<'s>(&self, shapes: impl Iterator<Item = &'s [usize]>) -> bool {
-        let mut rest = &self.shapes[..];
-        for given in shapes {
-            match rest.split_at_checked(given.len()) {
-                Some((shape, after)) if shape == given => rest = after,
-                _ => return false,
+    /// Whether a request has the form that this Binding was made for: the same element type and sizes of every input, and the
+    /// bytes that they need.
+    pub(crate) fn admits<'s>(&self, forms: impl Iterator<Item = InputForm<'s>>) -> bool {
+        let (mut inputs, mut rest) = (self.inputs.iter(), &self.shapes[..]);
+        for InputForm { dtype, shape, bytes } in forms {
+            if inputs.next() != Some(&(dtype, shape.len(), bytes)) {
+                return false;
             }
+            let (own, after) = rest.split_at(shape.len());
+            if own != shape {
+                return false;
+            }
+            rest = after;
         }
-        rest.is_empty()
+        inputs.next().is_none()
     }
 
     /// Zeroed tensors for the outputs of a run.

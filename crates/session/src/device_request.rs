@@ -10,7 +10,7 @@ use crate::binding::Binding;
 use crate::contexts::Taken;
 use crate::error::SessionError;
 use crate::report::{Reason, RunReport, Tier};
-use crate::request::Argument;
+use crate::request::{Argument, InputForm, bytes_of};
 use crate::session::{Inner, Prepared, Residence, Session};
 
 /// One input of a request, on a device.
@@ -29,7 +29,13 @@ pub struct DeviceArgument<'a> {
 impl DeviceArgument<'_> {
     /// Its size; the largest number where that overflows, which no memory has.
     pub(crate) fn bytes(&self) -> usize {
-        self.shape.iter().fold(self.dtype.size_bytes(), |bytes, &size| bytes.saturating_mul(size))
+        bytes_of(self.dtype, self.shape)
+    }
+}
+
+impl<'a> From<&DeviceArgument<'a>> for InputForm<'a> {
+    fn from(argument: &DeviceArgument<'a>) -> InputForm<'a> {
+        InputForm { dtype: argument.dtype, shape: argument.shape, bytes: argument.bytes() }
     }
 }
 
@@ -73,10 +79,10 @@ impl Inner {
             return Err(SessionError::Options(reason.to_string()));
         }
         let device = self.device_of(arguments, outputs)?;
-        let shapes = || arguments.iter().map(|argument| argument.shape);
-        let mut taken = self.take_for(shapes(), Some(device))?;
+        let forms = || arguments.iter().map(InputForm::from);
+        let mut taken = self.take_for(forms(), Some(device))?;
         let mut reason = Reason::FirstOnContext;
-        if let Some(binding) = taken.get().remembered(shapes()) {
+        if let Some(binding) = taken.get().remembered(forms()) {
             if binding.epoch == self.programs.epoch() && binding.missing.is_empty() {
                 let report = binding.report;
                 check_places(binding, arguments, outputs)?;
@@ -92,13 +98,13 @@ impl Inner {
         match self.prepare_for(&unread, Residence::Device)? {
             // Only a request without rows is answered by no Program here.
             Prepared::Answered(_, report) => {
-                let mut taken = self.take_for(shapes(), Some(device))?;
+                let mut taken = self.take_for(forms(), Some(device))?;
                 Ok((report, taken.get().completion()?))
             }
             Prepared::Bound(binding, tier, origin, slow) => {
                 check_places(&binding, arguments, outputs)?;
-                let mut taken = self.take_for(shapes(), Some(device))?;
-                taken.get().make_newest(&binding, shapes());
+                let mut taken = self.take_for(forms(), Some(device))?;
+                taken.get().make_newest(&binding, forms());
                 let reason = if tier == Tier::Fast { reason } else { slow };
                 let report = RunReport { tier, origin, reason, ..binding.report };
                 self.submit_taken(&mut taken, arguments, outputs, stream, report)

@@ -11,7 +11,7 @@ use precast_program::{
 use crate::binding::{Binding, BoundChunk, InputPlace, OutputPlace};
 use crate::device_request::{DeviceArgument, DevicePlace};
 use crate::output_buffer::OutputBuffer;
-use crate::request::Argument;
+use crate::request::{Argument, InputForm};
 
 /// Bindings that a context keeps, newest first.
 const BINDINGS_KEPT: usize = 8;
@@ -50,12 +50,12 @@ impl ExecContext {
         }
     }
 
-    /// The Binding of an earlier request with inputs of these shapes, which becomes the newest.
+    /// The Binding of an earlier request with inputs of these forms, which becomes the newest.
     pub(crate) fn remembered<'s>(
         &mut self,
-        shapes: impl Iterator<Item = &'s [usize]> + Clone,
+        forms: impl Iterator<Item = InputForm<'s>> + Clone,
     ) -> Option<&Arc<Binding>> {
-        let position = self.bindings.iter().position(|binding| binding.admits(shapes.clone()))?;
+        let position = self.bindings.iter().position(|binding| binding.admits(forms.clone()))?;
         self.bindings[..=position].rotate_right(1);
         self.bindings.first()
     }
@@ -64,9 +64,9 @@ impl ExecContext {
     pub(crate) fn make_newest<'s>(
         &mut self,
         binding: &Arc<Binding>,
-        shapes: impl Iterator<Item = &'s [usize]> + Clone,
+        forms: impl Iterator<Item = InputForm<'s>> + Clone,
     ) {
-        if !self.remembered(shapes).is_some_and(|known| Arc::ptr_eq(known, binding)) {
+        if !self.remembered(forms).is_some_and(|known| Arc::ptr_eq(known, binding)) {
             self.remember(binding);
         }
     }

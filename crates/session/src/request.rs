@@ -24,6 +24,26 @@ impl<'a> From<&'a Tensor> for Argument<'a> {
     }
 }
 
+/// An input as a Binding compares it with that of an earlier request.
+#[derive(Clone, Copy)]
+pub(crate) struct InputForm<'a> {
+    pub(crate) dtype: DType,
+    pub(crate) shape: &'a [usize],
+    /// Bytes that are there.
+    pub(crate) bytes: usize,
+}
+
+impl<'a> From<&Argument<'a>> for InputForm<'a> {
+    fn from(argument: &Argument<'a>) -> InputForm<'a> {
+        InputForm { dtype: argument.dtype, shape: argument.shape, bytes: argument.bytes.len() }
+    }
+}
+
+/// Bytes of a tensor; the largest number where that overflows, which no memory has.
+pub(crate) fn bytes_of(dtype: DType, shape: &[usize]) -> usize {
+    shape.iter().fold(dtype.size_bytes(), |bytes, &size| bytes.saturating_mul(size))
+}
+
 /// Kernels read elements, so each input must begin at a multiple of their size.
 pub(crate) fn is_aligned(arguments: &[Argument<'_>]) -> bool {
     arguments.iter().all(|argument| argument.bytes.as_ptr().addr() & (argument.dtype.size_bytes() - 1) == 0)

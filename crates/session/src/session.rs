@@ -21,7 +21,7 @@ use crate::ladders::Ladders;
 use crate::options::{OnMiss, SessionOptions, Startup};
 use crate::programs::{Flight, Programs};
 use crate::report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
-use crate::request::{Argument, Unifier, check_sizes, is_aligned, tensors_of};
+use crate::request::{Argument, InputForm, Unifier, check_sizes, is_aligned, tensors_of};
 use crate::slots::Slots;
 use crate::startup::ReadyCell;
 use crate::submit::{Answer, Pending, Workers};
@@ -302,7 +302,7 @@ impl Inner {
                 let mut taken = self.take(arguments)?;
                 let mut buffers = binding.output_buffers();
                 let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(crate::OutputBuffer::as_bytes_mut).collect();
-                taken.get().make_newest(&binding, shapes(arguments));
+                taken.get().make_newest(&binding, forms(arguments));
                 let device = self.run_taken(&mut taken, arguments, &mut slices)?;
                 drop(taken);
                 let reason = if tier == Tier::Fast { Reason::OwnedOutputs } else { reason };
@@ -328,7 +328,7 @@ impl Inner {
         let epoch = self.programs.epoch();
         let mut taken = self.take(arguments)?;
         let mut reason = Reason::FirstOnContext;
-        if let Some(binding) = taken.get().remembered(shapes(arguments)) {
+        if let Some(binding) = taken.get().remembered(forms(arguments)) {
             if binding.epoch == epoch && binding.missing.is_empty() && is_aligned(arguments) {
                 let report = binding.report;
                 check_outputs(binding, outputs)?;
@@ -349,7 +349,7 @@ impl Inner {
             Prepared::Bound(binding, tier, origin, slow) => {
                 check_outputs(&binding, outputs)?;
                 let mut taken = self.take(arguments)?;
-                taken.get().make_newest(&binding, shapes(arguments));
+                taken.get().make_newest(&binding, forms(arguments));
                 let device = self.run_taken(&mut taken, arguments, outputs)?;
                 let reason = if tier == Tier::Fast { reason } else { slow };
                 Ok(RunReport { tier, origin, reason, device, ..binding.report })
@@ -372,16 +372,16 @@ impl Inner {
     }
 
     fn take(&self, arguments: &[Argument<'_>]) -> Result<Taken<'_>, SessionError> {
-        self.take_for(shapes(arguments), None)
+        self.take_for(forms(arguments), None)
     }
 
-    /// A context for a request with inputs of these shapes, of a device where one is named.
+    /// A context for a request with inputs of these forms, of a device where one is named.
     pub(crate) fn take_for<'s>(
         &self,
-        mut shapes: impl Iterator<Item = &'s [usize]>,
+        mut forms: impl Iterator<Item = InputForm<'s>>,
         device: Option<usize>,
     ) -> Result<Taken<'_>, SessionError> {
-        let form = self.form_place.and_then(|(input, axis)| shapes.nth(input)?.get(axis));
+        let form = self.form_place.and_then(|(input, axis)| forms.nth(input)?.shape.get(axis));
         let (taken, waited) = self.contexts.take(form.map_or(0, |&size| size as i64), device)?;
         if waited {
             self.counters.count_context_wait();
@@ -551,8 +551,8 @@ fn compiles_max(options: &SessionOptions) -> usize {
 }
 
 /// Shapes of the inputs of a request.
-fn shapes<'a>(arguments: &'a [Argument<'_>]) -> impl Iterator<Item = &'a [usize]> + Clone {
-    arguments.iter().map(|argument| argument.shape)
+fn forms<'a>(arguments: &'a [Argument<'_>]) -> impl Iterator<Item = InputForm<'a>> + Clone {
+    arguments.iter().map(InputForm::from)
 }
 
 /// An input and axis that is a dim by itself.

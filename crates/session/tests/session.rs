@@ -494,6 +494,25 @@ fn bad_requests_name_what_is_wrong() {
 }
 
 #[test]
+fn a_request_of_another_form_is_refused_after_any_number_of_right_ones() {
+    let session = open(ROWS, BucketPolicy::PowersOfTwo { max: 4 }, OnMiss::Wait, true, memory());
+    let x = input(2);
+    for _ in 0..3 {
+        run_into(&session, &x);
+    }
+    let mut output = [0u8; 24];
+    let mut error = |argument: Argument<'_>| {
+        session.run_into(&[argument], &mut [&mut output]).expect_err("the request has another form").to_string()
+    };
+    let other_type = error(Argument { dtype: DType::I32, ..Argument::from(&x) });
+    assert_eq!(other_type, "input 'x' is i32[2,2]; the model expects f32[n,2]");
+    let short = error(Argument { bytes: &x.as_bytes()[..12], ..Argument::from(&x) });
+    assert_eq!(short, "input 0 has 12 bytes; its shape [2, 2] of f32 needs 16");
+    let flat = error(Argument { shape: &[4], ..Argument::from(&x) });
+    assert_eq!(flat, "input 'x' is f32[4]; the model expects f32[n,2]");
+}
+
+#[test]
 fn unaligned_inputs_are_copied() {
     let session = open(ROWS, BucketPolicy::PowersOfTwo { max: 4 }, OnMiss::Wait, true, memory());
     let x = input(3);
