@@ -135,6 +135,11 @@ const DEVICE_NAME_FILES: &[&str] = &[
     "crates/generate/src/config/tests.rs",
     // What a script asks of ONNX Runtime.
     "crates/cli/src/onnxruntime.rs",
+    // What ONNX Runtime calls the memory that values lie in, and which kind of device a provider may take.
+    "crates/python/src/io_binding.rs",
+    "crates/python/src/ort_value.rs",
+    "crates/precast/src/provider_options/settings.rs",
+    "crates/precast/src/provider_options/tests.rs",
 ];
 
 /// What people call devices.
@@ -161,7 +166,8 @@ fn names_of_devices_are_read_in_one_table() {
         path.starts_with("crates/") && path.contains("/src/") && !is_for_tests.iter().any(|room| path.starts_with(room))
     };
     assert_none(&broken_lines(|path, code| {
-        let code = code.to_ascii_lowercase();
+        // Our own provider is no device.
+        let code = code.to_ascii_lowercase().replace("precastexecutionprovider", "");
         let is_named = DEVICE_NAMES.iter().any(|name| code.contains(&format!("\"{name}\"")));
         let is_named = is_named || code.contains("executionprovider");
         is_named && is_product(path) && !DEVICE_NAME_FILES.contains(&path)

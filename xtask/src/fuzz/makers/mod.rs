@@ -105,6 +105,10 @@ mod tests {
     const WITHOUT_OPERATOR: &[(&str, &str)] = &[
         ("fused", "made by passes"),
         ("iota", "a constant where its length is a number; graphs are imported with numbers"),
+        (
+            "cached_attention",
+            "made for generation alone, where caches are inputs; its kernels have a differential test",
+        ),
         ("dim_value", "a size that stays a symbol until the run; graphs are imported with numbers"),
     ];
 
