@@ -117,7 +117,7 @@ fn first_shell_block(text: &str) -> Result<String> {
     Ok(block.join("\n"))
 }
 
-/// Package and name of every example of the library and of the doors.
+/// Package and name of every example of the library and of the doors. Programs that only measure are built by the lints.
 fn examples() -> Result<Vec<(String, String)>> {
     let mut examples = Vec::new();
     for room in sorted_entries(&paths::root().join("crates"))? {
@@ -126,8 +126,9 @@ fn examples() -> Result<Vec<(String, String)>> {
             continue;
         }
         for file in sorted_entries(&folder)? {
-            if file.extension().is_some_and(|extension| extension == "rs") {
-                examples.push((package_of(&stem(&room)?), stem(&file)?));
+            let name = stem(&file)?;
+            if file.extension().is_some_and(|extension| extension == "rs") && !name.ends_with("_speed") {
+                examples.push((package_of(&stem(&room)?), name));
             }
         }
     }
