@@ -76,18 +76,15 @@ impl<G> CaptureBudget<G> {
     /// Takes what was recorded, after making room for it. Gives it back where there is no room.
     /// `ended` counts the runs of its context that are known to have ended.
     pub(crate) fn keep(self: &Arc<Self>, graphs: G, cost: Cost, ended: &Arc<AtomicU64>) -> Result<Keeping<G>, G> {
-        let evicted = {
-            let mut kept = self.kept();
-            let Some(evicted) = self.make_room(&mut kept, cost) else { return Err(graphs) };
-            let last_use = AtomicU64::new(self.tick.fetch_add(1, Ordering::Relaxed));
-            let (last_run, ended) = (AtomicU64::new(0), ended.clone());
-            let new = Arc::new(Kept { graphs: Mutex::new(Some(graphs)), cost, last_use, last_run, ended });
-            kept.push(new.clone());
-            (evicted, Keeping { kept: new, budget: self.clone() })
-        };
-        // Graphs are destroyed after the lock is free.
-        drop(evicted.0);
-        Ok(evicted.1)
+        let mut kept = self.kept();
+        if !self.make_room(&mut kept, cost) {
+            return Err(graphs);
+        }
+        let last_use = AtomicU64::new(self.tick.fetch_add(1, Ordering::Relaxed));
+        let (last_run, ended) = (AtomicU64::new(0), ended.clone());
+        let new = Arc::new(Kept { graphs: Mutex::new(Some(graphs)), cost, last_use, last_run, ended });
+        kept.push(new.clone());
+        Ok(Keeping { kept: new, budget: self.clone() })
     }
 
     /// Drops all captures that are not in flight, and gives their number.
@@ -108,8 +105,9 @@ impl<G> CaptureBudget<G> {
         total(&self.kept())
     }
 
-    /// Evicts until something of this cost fits; none where it cannot.
-    fn make_room(&self, kept: &mut Vec<Arc<Kept<G>>>, cost: Cost) -> Option<Vec<G>> {
+    /// Evicts until something of this cost fits, and says whether it does. What is evicted is destroyed while its owner is kept out:
+    /// the owner frees the memory that it refers to as soon as it is gone.
+    fn make_room(&self, kept: &mut Vec<Arc<Kept<G>>>, cost: Cost) -> bool {
         let fits = |(bytes, graphs): (u64, usize)| {
             bytes.saturating_add(cost.bytes) <= self.limits.max_bytes && graphs + cost.graphs <= self.limits.max_graphs
         };
@@ -126,19 +124,18 @@ impl<G> CaptureBudget<G> {
             victims.push(victim);
         }
         if !fits(left) {
-            return None;
+            return false;
         }
-        let mut evicted = Vec::new();
         for victim in victims {
             // Whoever launches it at this moment holds the lock; then it is no longer the least used.
-            let Ok(mut graphs) = victim.graphs.try_lock() else { return None };
+            let Ok(mut graphs) = victim.graphs.try_lock() else { return false };
             if victim.is_in_flight() {
-                return None;
+                return false;
             }
-            evicted.extend(graphs.take());
+            drop(graphs.take());
             kept.retain(|other| !Arc::ptr_eq(other, &victim));
         }
-        Some(evicted)
+        true
     }
 
     fn kept(&self) -> MutexGuard<'_, Vec<Arc<Kept<G>>>> {
