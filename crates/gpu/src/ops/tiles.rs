@@ -190,12 +190,14 @@ pub struct ProductSize {
 
 /// All tactics for a product, the one that is expected to be fastest first.
 pub fn candidates(arch: &Arch, size: ProductSize) -> Vec<Tactic> {
-    let (mma, groups) = if has_groups(arch) { (MMA_TILES, GROUP_TILES) } else { (MMA_TILES, &[][..]) };
-    let (tiles, group_tiles) =
-        if size.is_mma && arch.vendor == Vendor::Cuda { (mma, groups) } else { (FMA_TILES, &[][..]) };
+    let tiles = match (size.is_mma && arch.vendor == Vendor::Cuda, has_groups(arch)) {
+        (true, true) => [MMA_TILES, GROUP_TILES],
+        (true, false) => [MMA_TILES, &[]],
+        (false, _) => [FMA_TILES, &[]],
+    };
     let has_clusters = has_clusters(arch);
     let mut tactics = Vec::new();
-    for &tile in tiles.iter().chain(group_tiles) {
+    for &tile in tiles.into_iter().flatten() {
         if tile.shared_bytes(size.acc_bytes) > arch.shared_bytes_max as usize {
             continue;
         }
