@@ -11,6 +11,7 @@ use precast_tensor::Digest;
 
 use crate::ops::conv::{own_bias, tactic_shape};
 use crate::ops::epilogue::Epilogue;
+use crate::ops::matmul_exact;
 use crate::step::{Machine, StepNode, Tactic};
 
 /// Changes when measured times are no longer comparable: other kernels, other inputs, another way to measure.
@@ -107,6 +108,9 @@ impl Tactics {
 
     /// The tactic of a step; none for a step that has but one kernel.
     pub(crate) fn choose(&self, step: &StepNode) -> Option<Tactic> {
+        if let Some(tactic) = matmul_exact::choose(step, self.machine) {
+            return Some(tactic);
+        }
         let (shape, epilogue) = tactic_shape(step)?;
         let ranked = rank_tactics(self.machine.threads, &shape, self.machine.liberty());
         if self.has_records()

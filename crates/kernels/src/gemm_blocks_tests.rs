@@ -1,4 +1,4 @@
-//! Products with weights of 4 and 8 bits against f64: odd sizes, every block size, with and without zero points.
+//! Products with weights of 4 and 8 bits against f64: odd sizes, every block size, with and without shifts.
 
 use super::*;
 use crate::epilogue::Activation;
@@ -14,16 +14,16 @@ struct Case {
 
 impl Case {
     fn new(weights: BlockWeights, random: &mut Lcg) -> Case {
-        let BlockWeights { k, n, bits, .. } = weights;
-        let level = |random: &mut Lcg| (random.below(1 << bits)) as u8;
+        let BlockWeights { k, n, code, .. } = weights;
+        let level = |random: &mut Lcg| (random.below(1 << code.bits())) as u8;
         let levels: Vec<u8> = (0..n * k).map(|_| level(random)).collect();
         let scales: Vec<f32> = (0..n * weights.blocks()).map(|_| random.float() * 0.1).collect();
-        let zero_points: Vec<u8> = match weights.has_zero_points {
+        let zero_points: Vec<u8> = match weights.has_shifts {
             true => (0..n * weights.blocks()).map(|_| level(random)).collect(),
-            false => vec![weights.middle(); n * weights.blocks()],
+            false => vec![code.origin(); n * weights.blocks()],
         };
         let mut packed = vec![0; weights.packed_len()];
-        weights.pack(&levels, &scales, weights.has_zero_points.then_some(&zero_points[..]), &mut packed);
+        weights.pack(&levels, &scales, weights.has_shifts.then_some(&zero_points[..]), &mut packed);
         Case { weights, levels, scales, zero_points, packed }
     }
 
@@ -62,13 +62,13 @@ impl Case {
 #[test]
 fn every_block_size_and_width_agrees_with_f64() {
     let mut random = Lcg::new(5);
-    for bits in [4, 8] {
+    for code in [Code::Int4, Code::Uint4, Code::Int8] {
         for block in [16, 32, 64, 128, 256] {
-            for has_zero_points in [false, true] {
-                let weights = BlockWeights { k: 2 * block + 7, n: 37, block, bits, has_zero_points };
+            for has_shifts in [false, true] {
+                let weights = BlockWeights { k: 2 * block + 7, n: 37, block, code, has_shifts };
                 let case = Case::new(weights, &mut random);
                 for_each_exec(|exec| {
-                    for m in [1, 3, 5, 19] {
+                    for m in [1, 3, 5, 8, 19] {
                         case.check(exec, m, &mut random);
                     }
                 });
@@ -80,7 +80,7 @@ fn every_block_size_and_width_agrees_with_f64() {
 #[test]
 fn wide_products_are_cut_into_columns_and_threads() {
     let mut random = Lcg::new(6);
-    let weights = BlockWeights { k: 1536, n: 1000, block: 32, bits: 4, has_zero_points: false };
+    let weights = BlockWeights { k: 1536, n: 1000, block: 32, code: Code::Int4, has_shifts: false };
     let case = Case::new(weights, &mut random);
     for_each_exec(|exec| {
         for m in [1, 6] {
@@ -92,7 +92,7 @@ fn wide_products_are_cut_into_columns_and_threads() {
 #[test]
 fn what_follows_a_product_is_done_to_every_column_of_every_row() {
     let mut random = Lcg::new(7);
-    let weights = BlockWeights { k: 64, n: 50, block: 32, bits: 4, has_zero_points: true };
+    let weights = BlockWeights { k: 64, n: 50, block: 32, code: Code::Int4, has_shifts: true };
     let case = Case::new(weights, &mut random);
     let (bias, residual) = (random.floats(50), random.floats(6 * 50));
     for_each_exec(|exec| {

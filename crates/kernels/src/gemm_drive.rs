@@ -7,6 +7,7 @@ use crate::arithmetic::{Arithmetic, join_rows};
 use crate::conv_patches::ImagePatches;
 use crate::conv_planes::PlanePatches;
 use crate::epilogue::{Bias, Epilogue, Light};
+use crate::gemm_blocks::BlockPanels;
 use crate::gemm_pack::{MatrixA, MatrixB, pack_a_tile, pack_b_panel, row_tiles};
 use crate::gemm_tile::{Finish, TileCall, TileKernel, TileShape, tile_kernel, tile_shape};
 use crate::gemm_tile_words::tile_kernel_words;
@@ -26,12 +27,13 @@ pub(crate) const DIRECT_TILES_MAX: usize = 2;
 /// Work below this many nanoseconds stays on one thread.
 pub(crate) const SPLIT_NS: usize = 8_000;
 
-/// The right operand of an item: a matrix, or the patches of an image.
+/// The right operand of an item: a matrix, the patches of an image, or weights of few bits.
 #[derive(Clone, Copy)]
 pub(crate) enum SourceB<'a> {
     Matrix(MatrixB<'a>),
     Image(ImagePatches<'a>),
     Planes(PlanePatches<'a>),
+    Blocks(BlockPanels<'a>),
 }
 
 /// One product C = A·B of a drive.
@@ -256,7 +258,7 @@ impl Block<'_> {
                 );
             }
             SourceB::Matrix(matrix) => matrix.check(k, n),
-            SourceB::Image(_) | SourceB::Planes(_) => {}
+            SourceB::Image(_) | SourceB::Planes(_) | SourceB::Blocks(_) => {}
         }
         let c_end = (m - 1).saturating_mul(c_stride).saturating_add(n).saturating_add(self.item.c_start);
         assert!(c_stride >= n && self.c.len() >= c_end, "C of {} for {m}×{n}", self.c.len());
@@ -449,6 +451,7 @@ impl Block<'_> {
             SourceB::Matrix(matrix) => pack_b_panel(self.isa, width, matrix, ks, columns, self.shape.k, target),
             SourceB::Image(patches) => patches.pack_panel(self.isa, width, ks, columns, target),
             SourceB::Planes(patches) => patches.pack_panel(self.isa, width, ks, columns, target),
+            SourceB::Blocks(panels) => panels.pack_panel(self.isa, width, ks, columns, target),
         }
     }
 }

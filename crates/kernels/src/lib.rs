@@ -23,12 +23,15 @@ mod conv_winograd_line;
 pub mod copy;
 mod cores;
 pub mod epilogue;
+pub mod exact_weights;
 pub mod float16;
 pub mod gather;
 pub mod gather_concat;
 pub mod gemm;
 pub mod gemm_blocks;
 mod gemm_blocks_line;
+#[cfg(target_arch = "x86_64")]
+mod gemm_blocks_x86;
 mod gemm_drive;
 pub mod gemm_dynamic;
 pub mod gemm_f64;

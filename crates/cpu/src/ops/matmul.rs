@@ -12,6 +12,8 @@ use precast_kernels::isa::Isa;
 use precast_tensor::{DType, Tensor};
 
 use crate::ops::epilogue::Epilogue;
+use crate::ops::matmul_blocks::{Operands, lower_product};
+use crate::ops::matmul_exact;
 use crate::ops::quantize::{zero_point, zero_points};
 use crate::step::{Lowered, Machine, Read, StepNode, f32_elements};
 
@@ -60,6 +62,10 @@ fn lower_weights(
     let m: usize = x[..x.len() - 1].iter().product();
     let weights = step.shape(1);
     let n = if op.transpose_b { weights[0] } else { weights[1] };
+    if let Some(form) = matmul_exact::said_form(step, k, n)? {
+        let operands = Operands { x: 0, m, packed: matmul_exact::packed(step, op, form, machine)? };
+        return Ok(lower_product("gemm_exact", form, operands, epilogue, constant_part, machine));
+    }
     let arithmetic = machine.arithmetic();
     let (plain, packed) = (Packing::Plain, Packing::Packed);
     let len = gemm_scratch_len_in(arithmetic, machine.isa, machine.threads, [m, n, k], plain, packed);

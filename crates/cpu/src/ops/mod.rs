@@ -12,6 +12,7 @@ pub mod layout;
 pub mod matmul;
 pub mod matmul_blocks;
 pub mod matmul_dynamic;
+pub mod matmul_exact;
 pub mod norm;
 pub mod quantize;
 pub mod reduce;
