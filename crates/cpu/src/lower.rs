@@ -47,6 +47,7 @@ pub fn lower(step: &StepNode, machine: Machine) -> Result<Lowered, String> {
         Op::Pad(op) => ops::layout::lower_pad(step, op)?,
         Op::Quantize(op) => ops::quantize::lower_quantize(step, op)?,
         Op::Dequantize(op) => ops::quantize::lower_dequantize(step, op)?,
+        Op::Unpack(op) => ops::quantize::lower_unpack(step, op),
         // Views are no steps.
         Op::Reshape(_) | Op::Bitcast(_) => None,
         // Sizes that depend on values and control flow are the host's; they never reach a target.

@@ -53,6 +53,7 @@ pub fn lower(site: &Site) -> Result<Option<Lowered>, String> {
         Op::DimValue(op) => ops::layout::lower_dim_value(site, op),
         Op::Quantize(op) => ops::quantize::lower_quantize(site, op),
         Op::Dequantize(op) => ops::quantize::lower_dequantize(site, op),
+        Op::Unpack(op) => ops::quantize::lower_unpack(site, op),
         Op::Uniform(op) => ops::random::lower_uniform(site, op),
         Op::Normal(op) => ops::random::lower_normal(site, op),
         // Sizes that depend on values, and control flow, are the host's.

@@ -302,6 +302,10 @@ ops! {
     Quantize:
     /// (x - zero_point) * scale as `to`; inputs and granularity as in `quantize`.
     Dequantize "dequantize" { to: DType, axis: usize, block: usize }
+    Quantize:
+    /// Small integers that lie in bytes (u8), several of the last axis in each, the first in the lowest bits, as elements of
+    /// type `to`, of 2, 4 or 8 bits. Signed ones are counted from the middle level.
+    Unpack "unpack" { to: DType }
 
     Random:
     /// Uniform samples in low..high from a counter-based generator, the same on every target.

@@ -81,6 +81,7 @@ impl Node<'_> {
             | Op::Pad(_)
             | Op::Quantize(_)
             | Op::Dequantize(_)
+            | Op::Unpack(_)
             | Op::Uniform(_)
             | Op::Normal(_)
             | Op::If(_)

@@ -112,10 +112,17 @@ impl BlockWeights {
         self.panels() * self.panel_words()
     }
 
-    /// Packs levels [n, k], one a byte, with scales and zero points [n, blocks]. Missing columns and k have no weight.
-    pub fn pack(&self, levels: &[u8], scales: &[f32], zero_points: Option<&[u8]>, packed: &mut [u32]) {
+    /// Packs the level of each column and k, counted from the least one, with scales and zero points [n, blocks]. Missing columns
+    /// and k have no weight.
+    pub fn pack(
+        &self,
+        level: impl Fn(usize, usize) -> u8,
+        scales: &[f32],
+        zero_points: Option<&[u8]>,
+        packed: &mut [u32],
+    ) {
         let (blocks, origin) = (self.blocks(), self.code.origin());
-        assert!(levels.len() >= self.n * self.k && scales.len() >= self.n * blocks, "levels and scales");
+        assert!(scales.len() >= self.n * blocks, "scales of {}×{blocks} blocks", self.n);
         self.pack_blocks(packed, |panel, block, mut packed| {
             for lane in 0..COLUMNS {
                 let column = panel * COLUMNS + lane;
@@ -128,7 +135,7 @@ impl BlockWeights {
                 packed.set_head(lane, scale, (f32::from(origin) - f32::from(zero)) * scale);
                 for at in 0..self.block {
                     let k = block * self.block + at;
-                    packed.set_level(lane, at, if k < self.k { levels[column * self.k + k] } else { origin });
+                    packed.set_level(lane, at, if k < self.k { level(column, k) } else { origin });
                 }
             }
         });

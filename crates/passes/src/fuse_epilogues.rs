@@ -129,7 +129,7 @@ fn chain_from(graph: &Graph, consumers: &[Option<NodeId>], costs: &StepCosts, ro
     if blocks.is_none() && !is_root(graph, node) {
         return Vec::new();
     }
-    let mut chain: Vec<NodeId> = blocks.into_iter().chain([root]).collect();
+    let mut chain: Vec<NodeId> = blocks.into_iter().flatten().chain([root]).collect();
     let (mut has_bias, mut has_residual) = (false, false);
     let mut value = node.outputs[0];
     while let Some(consumer) = consumers[value.0 as usize] {
@@ -220,18 +220,26 @@ fn is_root(graph: &Graph, node: &Node) -> bool {
     }
 }
 
-/// The node that makes the weights of a product out of constant blocks of few bits, if nothing else reads them.
-fn block_weights(graph: &Graph, consumers: &[Option<NodeId>], product: &Node) -> Option<NodeId> {
+/// The nodes that make the weights of a product out of constant blocks of few bits, if nothing else reads them: perhaps one
+/// that unpacks bytes, and one that scales.
+fn block_weights(graph: &Graph, consumers: &[Option<NodeId>], product: &Node) -> Option<Vec<NodeId>> {
     let Op::Matmul(Matmul { transpose_a: false, transpose_b: true }) = &product.op else { return None };
+    let producer = |value: ValueId| match graph.value(value).definition {
+        Definition::Node { node, .. } if consumers[value.0 as usize].is_some() => Some(node),
+        _ => None,
+    };
     let weights = product.inputs[1];
-    let Definition::Node { node: id, .. } = graph.value(weights).definition else { return None };
+    let id = producer(weights)?;
     let node = graph.node(id);
     let Op::Dequantize(op) = &node.op else { return None };
-    let is_constant = node.inputs.iter().all(|&input| graph.constant(input).is_some());
+    let levels = node.inputs[0];
+    let unpack = producer(levels).filter(|&id| matches!(graph.node(id).op, Op::Unpack(_)));
+    let source = unpack.map_or(levels, |id| graph.node(id).inputs[0]);
+    let is_constant = node.inputs[1..].iter().chain([&source]).all(|&input| graph.constant(input).is_some());
     let is_blocks = op.axis == 1 && op.block > 0 && op.to == DType::F32 && graph.ty(weights).rank() == 2;
-    let has_few_bits = matches!(graph.ty(node.inputs[0]).dtype, DType::I4 | DType::U4 | DType::I8 | DType::U8);
-    let is_alone = consumers[weights.0 as usize].is_some() && graph.ty(product.inputs[0]).dtype == DType::F32;
-    (is_constant && is_blocks && has_few_bits && is_alone).then_some(id)
+    let has_few_bits = matches!(graph.ty(levels).dtype, DType::I4 | DType::U4 | DType::I8 | DType::U8);
+    let is_f32 = graph.ty(product.inputs[0]).dtype == DType::F32;
+    (is_constant && is_blocks && has_few_bits && is_f32).then(|| unpack.into_iter().chain([id]).collect())
 }
 
 /// Whether `bias` is a constant with one number a column of `value`.

@@ -149,7 +149,7 @@ fn is_bounded(func: ReduceFn) -> bool {
 fn is_narrowable(op: &Op) -> bool {
     match op {
         Op::Cast(_) | Op::Bitcast(_) | Op::Cumulate(_) | Op::ArgReduce(_) => false,
-        Op::MatmulInt(_) | Op::ConvInt(_) | Op::Quantize(_) | Op::Dequantize(_) => false,
+        Op::MatmulInt(_) | Op::ConvInt(_) | Op::Quantize(_) | Op::Dequantize(_) | Op::Unpack(_) => false,
         Op::GridSample(_) | Op::RoiAlign(_) | Op::PoolIndices(_) | Op::Nms(_) | Op::NonZero(_) | Op::Topk(_) => false,
         Op::Iota(_) | Op::DimValue(_) | Op::Uniform(_) | Op::Normal(_) | Op::Recurrent(_) => false,
         Op::If(_) | Op::Loop(_) | Op::CachedAttention(_) => false,

@@ -36,7 +36,7 @@ pub fn lower(step: &StepNode, body: &Graph, machine: Machine) -> Result<Option<L
             Some(epilogue) => matmul::lower_matmul(step, op, &epilogue, machine),
             None => Ok(None),
         },
-        Op::Dequantize(op) => matmul_blocks::lower(step, body, op, machine),
+        Op::Unpack(_) | Op::Dequantize(_) => matmul_blocks::lower(step, body, machine),
         Op::Gather(_) => Ok(gather_concat::lower(step, body)),
         _ => {
             let (inner, operands) = with_inline_constants(step, body)?;

@@ -1,7 +1,7 @@
 //! Products with constant weights of 4 or 8 bits that have a scale for each block of them, with their epilogue.
 
-use precast_ir::op::{Dequantize, Matmul};
-use precast_ir::{Graph, Op};
+use precast_ir::op::{Dequantize, Matmul, Unpack};
+use precast_ir::{Graph, Op, ValueId};
 use precast_kernels::epilogue::{self, Bias};
 use precast_kernels::gemm_blocks::{BlockWeights, Code, gemm_blocks, gemm_blocks_scratch_len};
 use precast_tensor::{DType, Tensor};
@@ -9,13 +9,10 @@ use precast_tensor::{DType, Tensor};
 use crate::ops::epilogue::Epilogue;
 use crate::step::{Lowered, Machine, Read, StepNode, f32_elements};
 
-/// Nodes of the product: the weights and the matmul.
-const PRODUCT_LEN: usize = 2;
-
 /// A body that begins with weights in blocks and a product with them.
-pub fn lower(step: &StepNode, body: &Graph, op: &Dequantize, machine: Machine) -> Result<Option<Lowered>, String> {
-    let Some(product) = Product::of(step, body, op) else { return Ok(None) };
-    let Some(epilogue) = Epilogue::after(body, PRODUCT_LEN) else { return Ok(None) };
+pub fn lower(step: &StepNode, body: &Graph, machine: Machine) -> Result<Option<Lowered>, String> {
+    let Some(product) = Product::of(step, body) else { return Ok(None) };
+    let Some(epilogue) = Epilogue::after(body, product.len) else { return Ok(None) };
     let Some(constant_part) = epilogue.constant_part(step) else { return Ok(None) };
     let weights = product.weights;
     let is_wrong_bias = |bias: usize| step.shape(bias).iter().product::<usize>() != weights.n;
@@ -70,70 +67,103 @@ pub fn lower_product(
 
 /// The product at the beginning of a body, and which inputs of the step it reads.
 struct Product {
+    /// Nodes of the body that it takes: perhaps one that unpacks, one that scales, and the matmul.
+    len: usize,
     weights: BlockWeights,
     m: usize,
     /// Position of the rows.
     x: usize,
-    /// Whether levels and zero points are signed.
+    levels: Levels,
+    /// Positions of scales and zero points.
+    scales: usize,
+    zero_points: Option<usize>,
+}
+
+/// Where the levels of weights are.
+struct Levels {
+    /// Position of the input that has them.
+    input: usize,
+    /// How they lie in bytes; none has one a byte.
+    unpack: Option<Unpack>,
+    /// Whether they and zero points are signed.
     is_signed: bool,
-    /// Positions of levels, scales and zero points.
-    parts: (usize, usize, Option<usize>),
 }
 
 impl Product {
-    fn of(step: &StepNode, body: &Graph, op: &Dequantize) -> Option<Product> {
-        let [first, second, ..] = body.nodes() else { return None };
-        let Op::Matmul(Matmul { transpose_a: false, transpose_b: true }) = second.op else { return None };
-        if op.axis != 1 || op.to != DType::F32 || second.inputs[1] != first.outputs[0] {
-            return None;
-        }
-        let place = |at: usize| body.inputs().iter().position(|input| first.inputs.get(at) == Some(input));
-        let (levels, scales) = (place(0)?, place(1)?);
-        let zero_points = match first.inputs.len() {
-            2 => None,
-            _ => Some(place(2)?),
+    fn of(step: &StepNode, body: &Graph) -> Option<Product> {
+        let (unpack, rest) = match body.nodes() {
+            [first, rest @ ..] if matches!(first.op, Op::Unpack(_)) => (Some(first), rest),
+            nodes => (None, nodes),
         };
-        let x = body.inputs().iter().position(|&input| input == second.inputs[0])?;
-        let [n, k] = step.shape(levels)[..] else { return None };
-        let (code, is_signed) = match step.dtype(levels) {
+        let [scaling, product, ..] = rest else { return None };
+        let Op::Dequantize(Dequantize { to: DType::F32, axis: 1, block }) = scaling.op else { return None };
+        let Op::Matmul(Matmul { transpose_a: false, transpose_b: true }) = product.op else { return None };
+        let is_chain = product.inputs[1] == scaling.outputs[0]
+            && unpack.is_none_or(|unpack| unpack.outputs[0] == scaling.inputs[0]);
+        let place = |value: ValueId| body.inputs().iter().position(|&input| input == value);
+        let (x, scales) = (place(product.inputs[0])?, place(scaling.inputs[1])?);
+        let zero_points = match scaling.inputs.get(2) {
+            None => None,
+            Some(&value) => Some(place(value)?),
+        };
+        let ty = body.ty(scaling.inputs[0]);
+        let (code, is_signed) = match ty.dtype {
             DType::I4 => (Code::Int4, true),
             DType::U4 => (Code::Int4, false),
             DType::I8 => (Code::Int8, true),
             DType::U8 => (Code::Int8, false),
             _ => return None,
         };
+        let levels = Levels {
+            input: place(unpack.map_or(scaling.inputs[0], |unpack| unpack.inputs[0]))?,
+            unpack: match unpack.map(|unpack| &unpack.op) {
+                Some(Op::Unpack(op)) => Some(op.clone()),
+                _ => None,
+            },
+            is_signed,
+        };
+        let [n, k] = ty.shape()?[..] else { return None };
+        let weights = BlockWeights { k, n, block, code, has_shifts: zero_points.is_some() };
         let rows = step.shape(x);
         let is_f32 = step.dtype(x) == DType::F32 && step.dtype(scales) == DType::F32;
-        let is_constant = [levels, scales].into_iter().chain(zero_points).all(|input| step.is_constant(input));
-        let weights = BlockWeights { k, n, block: op.block, code, has_shifts: zero_points.is_some() };
+        let is_constant = [levels.input, scales].into_iter().chain(zero_points).all(|input| step.is_constant(input));
         // The kernel counts levels from the middle one: those of signed types without zero points.
-        let is_covered = is_f32 && is_constant && weights.is_covered() && (is_signed || zero_points.is_some());
+        let is_covered = weights.is_covered() && (is_signed || zero_points.is_some());
+        let len = 2 + usize::from(unpack.is_some());
         let m = rows[..rows.len() - 1].iter().product();
-        is_covered.then_some(Product { weights, m, x, is_signed, parts: (levels, scales, zero_points) })
+        let product = Product { len, weights, m, x, levels, scales, zero_points };
+        (is_chain && is_f32 && is_constant && is_covered).then_some(product)
     }
 
     /// The weights as the kernel reads them.
     fn packed(&self, step: &StepNode) -> Result<Read, String> {
-        let (levels, scales, zero_points) = self.parts;
-        let tensors = (step.constant(levels), step.constant(scales), zero_points.and_then(|at| step.constant(at)));
-        let fill = match tensors {
-            (Some(levels), Some(scales), zero_points) => {
-                let (weights, is_signed) = (self.weights, self.is_signed);
-                let (levels, scales, zero_points) = (levels.clone(), scales.clone(), zero_points.cloned());
-                Some(move |packed: &mut [u32]| {
-                    let levels = unsigned(&levels, weights.code.origin(), is_signed);
-                    let zero_points = zero_points.map(|tensor| unsigned(&tensor, weights.code.origin(), is_signed));
-                    weights.pack(&levels, &f32_elements(scales.as_bytes()), zero_points.as_deref(), packed);
-                })
+        let zero_points = self.zero_points.and_then(|at| step.constant(at));
+        let fill = step.constant(self.levels.input).zip(step.constant(self.scales)).map(|(levels, scales)| {
+            move |packed: &mut [u32]| {
+                let zero_points: Option<Vec<u8>> = zero_points.map(|tensor| {
+                    tensor.as_bytes().iter().map(|&zero| self.from_least(zero)).collect()
+                });
+                let level = self.level_of(levels);
+                self.weights.pack(level, &f32_elements(scales.as_bytes()), zero_points.as_deref(), packed);
+                levels.release_pages();
             }
-            _ => None,
-        };
+        });
         Read::packed(self.weights.packed_len(), fill)
     }
-}
 
-/// Levels counted from the least one.
-fn unsigned(levels: &Tensor, origin: u8, is_signed: bool) -> Vec<u8> {
-    let shift = if is_signed { origin } else { 0 };
-    levels.as_bytes().iter().map(|level| level.wrapping_add(shift)).collect()
+    /// The level of a column and k, counted from the least one.
+    fn level_of<'t>(&'t self, levels: &'t Tensor) -> impl Fn(usize, usize) -> u8 + 't {
+        let (bytes, k_count) = (levels.as_bytes(), self.weights.k);
+        let per_byte = self.levels.unpack.as_ref().and_then(Unpack::per_byte).unwrap_or(1);
+        move |column, k| {
+            let at = column * k_count + k;
+            let byte = bytes[at / per_byte];
+            self.from_least(self.levels.unpack.as_ref().map_or(byte, |unpack| unpack.element(byte, at % per_byte)))
+        }
+    }
+
+    /// A level of the weights' type counted from the least one.
+    fn from_least(&self, level: u8) -> u8 {
+        if self.levels.is_signed { level.wrapping_add(self.weights.code.origin()) } else { level }
+    }
 }

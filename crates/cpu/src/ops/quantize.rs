@@ -1,6 +1,6 @@
 //! Quantising f32 to bytes and back.
 
-use precast_ir::op::{Dequantize, Quantize};
+use precast_ir::op::{Dequantize, Quantize, Unpack};
 use precast_kernels::quantize::{self, QuantizeShape};
 use precast_tensor::{DType, Tensor};
 
@@ -72,6 +72,20 @@ pub fn lower_dequantize(step: &StepNode, op: &Dequantize) -> Result<Option<Lower
         })),
         _ => None,
     })
+}
+
+/// Bytes to the elements in them.
+pub fn lower_unpack(step: &StepNode, op: &Unpack) -> Option<Lowered> {
+    let (op, per_byte) = (op.clone(), op.per_byte()?);
+    Some(Lowered::plain("unpack", step, move |args, _| {
+        let bytes = args.read::<u8>(0);
+        for (elements, &byte) in args.write::<u8>(0).chunks_exact_mut(per_byte).zip(bytes) {
+            for (position, element) in elements.iter_mut().enumerate() {
+                *element = op.element(byte, position);
+            }
+        }
+        Ok(())
+    }))
 }
 
 /// The only zero point of an operand.

@@ -1,13 +1,13 @@
 //! Conversion between reals and small integers by scale and zero point.
 
-use precast_ir::op::{Dequantize, Quantize};
+use precast_ir::op::{Dequantize, Quantize, Unpack};
 use precast_tensor::DType;
 
-use crate::element::{memory_type, value_type};
+use crate::element::{element, memory_type, value_type};
 use crate::kernel::Lowered;
-use crate::nest::signed;
+use crate::nest::{Kernel, Param, signed};
 use crate::ops::elementwise::{Pointwise, Source, Target, cast};
-use crate::site::Site;
+use crate::site::{Site, dense_strides};
 
 /// saturate(round(x / scale) + zero point).
 pub fn lower_quantize(site: &Site, op: &Quantize) -> Option<Lowered> {
@@ -39,6 +39,21 @@ pub fn lower_dequantize(site: &Site, op: &Dequantize) -> Option<Lowered> {
     let expressions = format!("const {ty} r = {value};\n");
     let value = cast(from, op.to, "r")?;
     lower(site, op.axis, op.block, op.to, "dequantize", expressions, &value)
+}
+
+/// Bytes to the elements in them.
+pub fn lower_unpack(site: &Site, op: &Unpack) -> Option<Lowered> {
+    let is_plain = |shape: &[usize], strides: Vec<usize>| strides == dense_strides(shape, false);
+    if !is_plain(&site.shape(0), site.strides(0)) || !is_plain(&site.out_shape(0), site.out_strides(0)) {
+        return None;
+    }
+    let (bits, per_byte) = (op.to.bits(), op.per_byte()?);
+    let (mask, (least, _)) = ((1_u32 << bits) - 1, op.to.int_range()?);
+    let element = element(op.to, &format!("(i32)(x[at / {per_byte}] >> ({bits} * (at % {per_byte})) & {mask}) + ({least})"));
+    let params = vec![Param::read(0, "x", "u8"), Param::write(0, "y", memory_type(op.to)?)];
+    let count = site.out_shape(0).iter().product();
+    let body = format!("y[at] = {element};\n");
+    Some(Lowered::one("unpack", Kernel::new("unpack", params).for_each(count, "u64", &body)))
 }
 
 /// A pointwise kernel of x, scale and zero point. Blocks of an axis are an axis of their own, so they have to divide it.

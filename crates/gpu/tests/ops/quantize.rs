@@ -1,6 +1,6 @@
 //! Small integers: quantize, dequantize, and 8-bit products and convolutions.
 
-use precast_ir::op::{ConvInt, Dequantize, MatmulInt, Quantize};
+use precast_ir::op::{ConvInt, Dequantize, MatmulInt, Quantize, Unpack};
 use precast_tensor::{DType, Dim, Tensor};
 
 use crate::host::{Case, INDIRECT, PLAIN, check, check_none, numbers, of_values};
@@ -62,6 +62,18 @@ fn dequantizes() {
                     cases.push(Case::new(op, &[x, scale, zero_point]).channels_last());
                 }
             }
+        }
+    }
+    check(&cases, PLAIN);
+    check(&cases[..3], INDIRECT);
+}
+
+#[test]
+fn unpacks() {
+    let mut cases = Vec::new();
+    for to in [DType::U2, DType::I2, DType::U4, DType::I4, DType::I8] {
+        for shape in [&[7][..], &[3, 5], &[2, 3, 4]] {
+            cases.push(Case::new(Unpack { to }, &[numbers(DType::U8, shape, 9, 0.0, 256.0)]));
         }
     }
     check(&cases, PLAIN);

@@ -3,12 +3,13 @@
 use precast_tensor::{DType, Dim, Tensor, Type};
 
 use super::elementwise::int_to_float;
+use super::raw::from_bytes;
 use super::shape::{
     Elements, check_arity, check_axis, count, dtype_error, for_each_index, infer_shape, offset, print_dims,
     read_floats, read_ints, same_dim, strides, write_floats, write_floats_by, write_ints,
 };
 use crate::error::{EvalError, InferError};
-use crate::op::{Dequantize, Operation, Quantize};
+use crate::op::{Dequantize, Operation, Quantize, Unpack};
 
 impl Operation for Quantize {
     fn infer(&self, inputs: &[&Type]) -> Result<Vec<Type>, InferError> {
@@ -91,6 +92,49 @@ impl Operation for Dequantize {
         };
         let values: Vec<f64> = shifted.iter().zip(&places).map(|(x, &place)| x * scales[place]).collect();
         Ok(vec![write_floats("dequantize", to, &shape, &values)?])
+    }
+}
+
+impl Unpack {
+    /// Elements in a byte; none for types that do not lie in bytes.
+    pub fn per_byte(&self) -> Option<usize> {
+        let bits = self.to.bits() as usize;
+        let is_small = self.to.int_range().is_some() && matches!(bits, 2 | 4 | 8);
+        is_small.then(|| 8 / bits)
+    }
+
+    /// The element at a position of a byte, as the type stores it.
+    pub fn element(&self, byte: u8, position: usize) -> u8 {
+        let bits = self.to.bits() as usize;
+        let level = (byte >> (bits * position)) & (u8::MAX >> (8 - bits));
+        let is_signed = self.to.int_range().is_some_and(|(least, _)| least < 0);
+        if is_signed { level.wrapping_sub(1 << (bits - 1)) } else { level }
+    }
+}
+
+impl Operation for Unpack {
+    fn infer(&self, inputs: &[&Type]) -> Result<Vec<Type>, InferError> {
+        check_arity("unpack", inputs, 1..=1)?;
+        let x = inputs[0];
+        if x.dtype != DType::U8 {
+            return Err(dtype_error("unpack", x.dtype));
+        }
+        let per_byte = self.per_byte().ok_or_else(|| dtype_error("unpack", self.to))?;
+        let mut dims = x.dims.clone();
+        let Some(last) = dims.last_mut() else {
+            return Err(InferError::new("unpack", "a scalar has no last axis".to_string()));
+        };
+        *last = &*last * Dim::from(per_byte);
+        Ok(vec![Type { dtype: self.to, dims }])
+    }
+
+    fn eval(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, EvalError> {
+        let (to, shape) = infer_shape("unpack", self, inputs)?;
+        let per_byte = self.per_byte().unwrap_or(1);
+        let bytes = inputs[0].as_bytes().iter();
+        let elements: Vec<u8> =
+            bytes.flat_map(|&byte| (0..per_byte).map(move |position| self.element(byte, position))).collect();
+        Ok(vec![from_bytes("unpack", to, &shape, elements)?])
     }
 }
 

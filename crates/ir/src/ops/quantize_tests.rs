@@ -72,6 +72,20 @@ fn dequantize_by_block_and_from_8_bit_floats() {
 }
 
 #[test]
+fn unpack_reads_the_lowest_bits_first_and_counts_signed_levels_from_the_middle() {
+    let bytes = ints(DType::U8, &[1, 2], &[0x80, 0xf7]);
+    let unpack = |to| eval(Unpack { to }, std::slice::from_ref(&bytes));
+    assert_eq!(unpack(DType::U4), ints(DType::U4, &[1, 4], &[0, 8, 7, 15]));
+    assert_eq!(unpack(DType::I4), ints(DType::I4, &[1, 4], &[-8, 0, -1, 7]));
+    assert_eq!(unpack(DType::U2), ints(DType::U2, &[1, 8], &[0, 0, 0, 2, 3, 1, 3, 3]));
+    assert_eq!(unpack(DType::I8), ints(DType::I8, &[1, 2], &[0, 119]));
+    assert_eq!(infer(Unpack { to: DType::I4 }, &["u8[n,3]"]), "i4[n,6]");
+    assert_eq!(infer(Unpack { to: DType::I4 }, &["u8[]"]), "unpack: a scalar has no last axis");
+    assert!(infer(Unpack { to: DType::I16 }, &["u8[4]"]).contains("i16"));
+    assert!(infer(Unpack { to: DType::I4 }, &["i8[4]"]).contains("i8"));
+}
+
+#[test]
 fn empty_tensors_quantize_to_empty_tensors() {
     let empty = f32s(&[0, 2], &[]);
     assert_eq!(eval(quantize(DType::I8), &[empty, f32s(&[], &[1.0])]), ints(DType::I8, &[0, 2], &[]));

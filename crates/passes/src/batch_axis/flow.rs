@@ -214,6 +214,7 @@ fn rule(op: &Op, output_count: usize, view: &View<'_>) -> Result<Vec<State>, Ref
         Op::Pad(op) => layout::pad(op, view),
         Op::Quantize(op) => quantize::scaled(op.axis, op.block, view),
         Op::Dequantize(op) => quantize::scaled(op.axis, op.block, view),
+        Op::Unpack(_) => quantize::unpacked(view),
         Op::Uniform(_) | Op::Normal(_) => Err(refusal(None, "draws random numbers")),
         Op::If(op) => return if_(op, view),
         Op::Loop(op) => return loop_(op, view),

@@ -117,6 +117,7 @@ fn fact(op: &Op, view: &View<'_>, state: &State, output: &[Dim]) -> Option<Known
         Op::RmsNorm(_) | Op::GroupNorm(_) | Op::Lrn(_) | Op::Recurrent(_) | Op::CachedAttention(_) => None,
         Op::GatherElements(_) | Op::GatherNd(_) | Op::ScatterElements(_) | Op::ScatterNd(_) => None,
         Op::Topk(_) | Op::NonZero(_) | Op::Nms(_) | Op::Pad(_) | Op::Quantize(_) | Op::Dequantize(_) => None,
+        Op::Unpack(_) => None,
         Op::Uniform(_) | Op::Normal(_) | Op::If(_) | Op::Loop(_) | Op::Fused(_) => None,
     }
 }

@@ -22,3 +22,12 @@ pub(super) fn scaled(axis: usize, block: usize, view: &View<'_>) -> Answer {
         _ => in_step_at(rows.axis),
     }
 }
+
+/// Rows of bytes become rows of elements; along the last axis a byte has several.
+pub(super) fn unpacked(view: &View<'_>) -> Answer {
+    let Some(rows) = view.rows(0) else { return all_whole(view) };
+    if rows.axis + 1 == view.dims(0).len() {
+        return Err(view.over(rows.axis, "unpacks bytes"));
+    }
+    carried(view, 0, rows, rows.axis)
+}

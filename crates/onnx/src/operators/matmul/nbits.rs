@@ -1,9 +1,9 @@
 //! MatMulNBits: a product with weights packed to 2, 4 or 8 bits, one scale and zero point a block of a column. The
-//! weights become a constant of that element type under a `dequantize`, so that they stay small in the Graph.
+//! weights stay the file's bytes under an `unpack` and a `dequantize`, so that they stay small in the Graph.
 //! GatherBlockQuantized: rows of such a matrix, as embeddings that share it with the product at the end have it.
 
 use precast_ir::ValueId;
-use precast_ir::op::{BinaryFn, Dequantize, Matmul};
+use precast_ir::op::{BinaryFn, Dequantize, Matmul, Unpack};
 use precast_tensor::{DType, Dim, Tensor};
 
 use crate::import::{Fault, NodeCx};
@@ -19,15 +19,6 @@ struct Blocks {
 impl Blocks {
     fn count(&self) -> usize {
         self.depth.div_ceil(self.block)
-    }
-
-    /// The signed type of as many bits.
-    fn signed(&self) -> DType {
-        match self.dtype {
-            DType::U2 => DType::I2,
-            DType::U4 => DType::I4,
-            _ => DType::I8,
-        }
     }
 }
 
@@ -80,9 +71,10 @@ pub(super) fn gather_block_quantized(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Valu
     let columns = cx.number(&cx.dims(data)[0].clone(), "the rows of the matrix")?;
     let depth = per_byte * cx.number(&cx.dims(data)[1].clone(), "the columns of the matrix")?;
     let blocks = Blocks { columns, depth, block, dtype };
-    let levels = if is_packed { unpack_weights(cx, data, &blocks)? } else { data };
     let scales = cx.reshape(scales, vec![Dim::from(columns), Dim::from(blocks.count())])?;
-    let mut parts = vec![cx.gather(levels, indices, 0)?, cx.gather(scales, indices, 0)?];
+    let rows = cx.gather(data, indices, 0)?;
+    let levels = if is_packed { unpack_rows(cx, rows, dtype)? } else { rows };
+    let mut parts = vec![levels, cx.gather(scales, indices, 0)?];
     if let Some(zeros) = cx.optional(3) {
         let zeros = match is_packed {
             true => unpack_zero_points(cx, zeros, &blocks)?,
@@ -124,21 +116,41 @@ fn check_groups(cx: &NodeCx<'_, '_>, blocks: &Blocks) -> Result<(), Fault> {
     Err(Fault::Unsupported("rows are not in the order of their blocks (g_idx): export without act-order".to_string()))
 }
 
-/// Weights [N, K], one element a byte.
+/// Weights [N, K] of packed rows. They stay packed in the Graph: what reads them unpacks them.
 fn unpack_weights(cx: &mut NodeCx<'_, '_>, packed: ValueId, blocks: &Blocks) -> Result<ValueId, Fault> {
-    let packed = cx.require_constant(packed, "packed weights")?;
-    // Rows of a product's weights are padded to whole blocks; those of a lookup are as long as they are.
-    let per_row = packed.as_bytes().len() / blocks.columns.max(1) * (8 / blocks.dtype.bits() as usize);
-    let padded = if per_row == blocks.depth { blocks.depth } else { blocks.count() * blocks.block };
-    let rows = unpack(packed.as_bytes(), blocks.columns, padded, blocks.dtype)?;
-    let kept = rows.chunks(padded).flat_map(|row| row[..blocks.depth].iter().copied());
-    let shape = vec![blocks.columns, blocks.depth];
-    // Without zero points the middle level stands for 0: signed levels say so without a tensor of them.
-    if cx.optional(3).is_none() {
-        let middle = 1u8 << (blocks.dtype.bits() - 1);
-        return constant(cx, blocks.signed(), shape, kept.map(|level| level.wrapping_sub(middle)).collect());
+    let tensor = cx.require_constant(packed, "packed weights")?;
+    let per_byte = 8 / blocks.dtype.bits() as usize;
+    // Rows of a product's weights are padded to whole blocks.
+    let padded = blocks.count() * blocks.block;
+    let row_bytes = padded.div_ceil(per_byte);
+    let (found, expected) = (tensor.as_bytes().len(), blocks.columns * row_bytes);
+    if found != expected || tensor.dtype() != DType::U8 {
+        return Err(Fault::Invalid(format!("{found} bytes of packed elements; {expected} were expected")));
     }
-    constant(cx, blocks.dtype, shape, kept.collect())
+    let packed = cx.reshape(packed, vec![Dim::from(blocks.columns), Dim::from(row_bytes)])?;
+    let levels = unpack_rows(cx, packed, blocks.dtype)?;
+    match row_bytes * per_byte == blocks.depth {
+        true => Ok(levels),
+        false => cx.slice_axis(levels, 1, Dim::ZERO, Dim::from(blocks.depth)),
+    }
+}
+
+/// The levels in packed rows. Without zero points the middle level stands for 0: signed levels say so without a tensor of them.
+fn unpack_rows(cx: &mut NodeCx<'_, '_>, packed: ValueId, dtype: DType) -> Result<ValueId, Fault> {
+    let to = if cx.optional(3).is_none() { signed(dtype) } else { dtype };
+    if to == cx.dtype(packed) {
+        return Ok(packed);
+    }
+    cx.add(Unpack { to }, &[packed])
+}
+
+/// The signed type of as many bits.
+fn signed(dtype: DType) -> DType {
+    match dtype {
+        DType::U2 => DType::I2,
+        DType::U4 => DType::I4,
+        _ => DType::I8,
+    }
 }
 
 /// Zero points [N, blocks], one element a byte.
