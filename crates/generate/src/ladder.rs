@@ -64,6 +64,8 @@ impl Ladder {
 pub struct Ladders {
     /// New tokens of one row.
     pub length: Ladder,
+    /// New tokens of one row beyond the ladder, for prompts that fill them: what each token costs is least there.
+    pub long_chunk: Option<usize>,
     /// Rows of a decode step.
     pub rows: Ladder,
     /// Slots of a cache.
@@ -92,7 +94,24 @@ impl Ladders {
                 Some(sizes) => Ladder::of(sizes.iter().copied(), context_length),
                 None => Ladder::doubling(context_length),
             },
+            long_chunk: None,
             is_exact: false,
+        }
+    }
+
+    /// The same ladders with a long chunk, unless the folder says how long chunks are.
+    pub fn with_long_chunk(self, tuning: &TuningConfig, long: usize) -> Ladders {
+        let is_said = tuning.chunk.is_some() || tuning.length_buckets.is_some();
+        let long_chunk = (!is_said && long > self.length.largest() && long <= self.capacity.largest()).then_some(long);
+        Ladders { long_chunk, ..self }
+    }
+
+    /// The length of the Program that runs the next part of a prompt: the long chunk where no more than an eighth of it would
+    /// be filler, else the smallest size that holds what is left, at most the largest one.
+    pub fn length_for(&self, pending: usize) -> usize {
+        match self.long_chunk {
+            Some(long) if pending + long / 8 >= long => long,
+            _ => self.length.at_least(pending).unwrap_or_else(|| self.length.largest()),
         }
     }
 
@@ -101,13 +120,13 @@ impl Ladders {
     pub fn without_filler(&self) -> Ladders {
         let longest = self.capacity.largest();
         let capacity = self.capacity.clone();
-        Ladders { length: Ladder::exact(longest), rows: Ladder::exact(1), capacity, is_exact: true }
+        Ladders { length: Ladder::exact(longest), rows: Ladder::exact(1), capacity, long_chunk: None, is_exact: true }
     }
 
     /// The same ladders for chunks of at most so many tokens: the chunk is rounded up to a size that there is.
     pub fn with_chunk(&self, chunk: usize) -> Ladders {
         let largest = self.length.at_least(chunk).unwrap_or_else(|| self.length.largest());
-        Ladders { length: Ladder::of(self.length.sizes().iter().copied(), largest), ..self.clone() }
+        Ladders { length: Ladder::of(self.length.sizes().iter().copied(), largest), long_chunk: None, ..self.clone() }
     }
 
     /// Slots of a cache for a prompt, with room for what is generated first. The longest length that is allowed plays no
@@ -163,6 +182,18 @@ mod tests {
         assert_eq!(ladders.length.sizes(), [10, 200]);
         assert_eq!((ladders.rows.sizes(), ladders.capacity.sizes()), (&[4][..], &[40, 512][..]));
         assert_eq!(ladders.without_filler().rows.sizes(), [1]);
+    }
+
+    #[test]
+    fn a_long_chunk_is_for_prompts_that_fill_it() {
+        let short = Ladders::new(&TuningConfig::default(), 4096, 128, 1);
+        let ladders = short.clone().with_long_chunk(&TuningConfig::default(), 512);
+        let lengths: Vec<usize> = [5, 100, 200, 447, 448, 512, 3000].map(|pending| ladders.length_for(pending)).into();
+        assert_eq!(lengths, [6, 128, 128, 128, 512, 512, 512]);
+        let said = TuningConfig { chunk: Some(64), ..TuningConfig::default() };
+        assert_eq!(short.clone().with_long_chunk(&said, 512).long_chunk, None);
+        assert_eq!(Ladders::new(&TuningConfig::default(), 300, 128, 1).with_long_chunk(&said, 512).long_chunk, None);
+        assert_eq!(ladders.with_chunk(64).length_for(3000), 64);
     }
 
     #[test]

@@ -126,8 +126,8 @@ pub fn plan(rows: &[RowState], limits: Limits<'_>) -> Option<StepPlan> {
 }
 
 fn plan_prefill(slot: usize, row: RowState, limits: Limits<'_>) -> StepPlan {
-    let valid = row.pending().min(limits.ladders.length.largest());
-    let length = limits.ladders.length.at_least(valid).unwrap_or(valid);
+    let length = limits.ladders.length_for(row.pending());
+    let valid = row.pending().min(length);
     let planned = PlannedRow { slot, cached: row.cached, valid, is_last: valid == row.pending() };
     let shape = StepShape { rows: 1, length, capacity: capacity_for(row.cached + valid, limits) };
     StepPlan { phase: Phase::Prefill, shape, rows: vec![planned], scores: Scores::Last }
@@ -199,8 +199,9 @@ mod tests {
         #[test]
         fn plans_run_every_pending_token_once(
             lengths in prop::collection::vec((0usize..700, 0usize..700), 1..7), chunk in 1usize..200, rows_max in 1usize..9,
+            long in prop::option::of(100usize..400),
         ) {
-            let ladders = ladders(chunk, rows_max);
+            let ladders = Ladders { long_chunk: long.filter(|&long| long > chunk), ..ladders(chunk, rows_max) };
             let mut rows: Vec<RowState> = lengths.iter().map(|&(a, b)| row(a.max(b), a.min(b))).collect();
             let slots = ladders.rows.at_least(rows.len()).unwrap_or(rows.len());
             let mut capacity = ladders.capacity_at_first(rows.iter().map(|row| row.length).max().unwrap_or(0), Some(0));

@@ -186,13 +186,14 @@ impl TextModel {
         let model = self.clone();
         std::thread::Builder::new().name("precast-prepare".to_string()).spawn(move || {
             let ladders = model.ladders();
-            let capacity = ladders.capacity_at_first(1, None);
-            let shape = |length: usize| StepShape { rows: 1, length, capacity };
             let lengths = ladders.length.sizes().iter().copied().filter(|&length| length > 1).rev();
             let steps = [(1, true)].into_iter().chain(lengths.map(|length| (length, true)));
-            for (length, wants_scores) in steps.chain([(ladders.length.largest(), false)]) {
+            let long = ladders.long_chunk.into_iter().flat_map(|long| [(long, true), (long, false)]);
+            for (length, wants_scores) in steps.chain([(ladders.length.largest(), false)]).chain(long) {
+                let capacity = ladders.capacity_at_first(length, None);
+                let shape = StepShape { rows: 1, length, capacity };
                 // The step that needs it meets the same failure and tells its caller.
-                if model.prepare(shape(length), wants_scores).is_err() {
+                if model.prepare(shape, wants_scores).is_err() {
                     return;
                 }
             }

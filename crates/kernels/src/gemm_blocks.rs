@@ -1,15 +1,17 @@
 //! Products of f32 rows with weights of 4, 8 or 16 bits. Blocks of successive k of a column have a scale and perhaps a shift.
 //!
 //! A few rows are multiplied with the packed weights as they are: their bytes are what such a product waits for. For more
-//! rows the panels of a cache block become f32, and the register tiles of `gemm` multiply them: the same bits as with
-//! weights that always were f32.
+//! rows one panel after another becomes f32 and is multiplied by the register tiles of `gemm`: the same bits as with weights
+//! that always were f32.
 
 use std::ops::Range;
 
 use crate::arithmetic::Arithmetic;
 use crate::epilogue::{Bias, Epilogue};
 use crate::gemm_blocks_line::{PaddedRows, expand_panel, multiply_panel};
-use crate::gemm_drive::{Completion, DriveShape, Item, SPLIT_NS, SourceB, drive, drive_scratch_len};
+use crate::gemm_drive::{
+    Completion, DriveShape, Item, SPLIT_NS, SourceB, drive_by_panels, drive_by_panels_scratch_len,
+};
 use crate::gemm_pack::MatrixA;
 use crate::isa::{Exec, Isa};
 use crate::pool::{SharedMut, share};
@@ -221,7 +223,7 @@ pub fn gemm_blocks_scratch_len(isa: Isa, threads: usize, weights: &BlockWeights,
     if m <= rows_as_packed(isa) {
         return m * (weights.padded_k() + weights.blocks());
     }
-    drive_scratch_len(isa, threads, &weights.drive_shape(m), true, true)
+    drive_by_panels_scratch_len(isa, threads, &weights.drive_shape(m))
 }
 
 /// C = activation(x · W + bias + residual), m × n. Panics when a slice is too short.
@@ -245,9 +247,9 @@ pub fn gemm_blocks(
     }
     let panels = BlockPanels { weights, packed };
     let a = MatrixA::Rows { data: x, stride: weights.k };
-    let item = |_| Item { a, b: SourceB::Blocks(panels), c_start: 0, bias: epilogue.bias };
+    let item = Item { a, b: SourceB::Blocks(panels), c_start: 0, bias: epilogue.bias };
     let completion = Completion { scale: 1.0, epilogue };
-    drive(exec, &weights.drive_shape(m), &item, true, true, &completion, c, scratch);
+    drive_by_panels(exec, &weights.drive_shape(m), item, &completion, c, scratch);
 }
 
 /// A few rows: every thread takes some columns of all of them, and reads their weights once.

@@ -62,8 +62,8 @@ fn multiply_some(
         return unsafe {
             match rows.count() - first {
                 1 => crate::gemm_blocks_x86::multiply_rows::<1, 4>(weights, words, rows, first, products),
-                2 | 3 => crate::gemm_blocks_x86::multiply_rows::<2, 2>(weights, words, rows, first, products),
-                _ => crate::gemm_blocks_x86::multiply_rows::<4, 1>(weights, words, rows, first, products),
+                2 | 3 => crate::gemm_blocks_x86::multiply_rows::<2, 4>(weights, words, rows, first, products),
+                _ => crate::gemm_blocks_x86::multiply_rows::<4, 2>(weights, words, rows, first, products),
             }
         };
     }

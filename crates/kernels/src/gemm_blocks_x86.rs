@@ -51,6 +51,16 @@ fn load(words: &[u32; COLUMNS]) -> __m512i {
     unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
 }
 
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+fn sum<const CHAINS: usize>(chains: [__m512; CHAINS]) -> __m512 {
+    let mut total = chains[0];
+    for chain in &chains[1..] {
+        total = _mm512_add_ps(total, *chain);
+    }
+    total
+}
+
 /// ROWS rows from `first` on times the columns of a panel. Each row has CHAINS sums, so that no product waits for the one
 /// before it. Gives the number of rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
@@ -64,34 +74,36 @@ pub(crate) fn multiply_rows<const ROWS: usize, const CHAINS: usize>(
     macro_rules! run {
         ($per_word:literal, |$words:ident, $table:ident| $numbers:expr,) => {{
             let $table = level_table(weights.code);
-            let x: [&[f32]; ROWS] = std::array::from_fn(|row| rows.row(first + row).0);
+            // Every row has as many blocks as the panel: `rows.row` checked it.
+            let mut x: [*const f32; ROWS] = std::array::from_fn(|row| rows.row(first + row).0.as_ptr());
             let sums: [&[f32]; ROWS] = std::array::from_fn(|row| rows.row(first + row).1);
             let mut totals = [_mm512_setzero_ps(); ROWS];
-            for (at, words) in words.chunks_exact(weights.block_words()).enumerate() {
+            for (at, words) in words.chunks_exact(weights.block_words()).take(rows.blocks).enumerate() {
                 let block = Block::of(weights, words);
-                let x = x.map(|x| x[at * weights.block..][..weights.block].as_chunks::<$per_word>().0);
                 let mut chains = [[_mm512_setzero_ps(); CHAINS]; ROWS];
-                for (group, words) in block.levels.iter().enumerate() {
+                for words in block.levels {
                     let $words = load(words);
                     let numbers: [__m512; $per_word] = $numbers;
-                    for place in 0..$per_word {
-                        for row in 0..ROWS {
-                            let x = _mm512_set1_ps(x[row][group][place]);
+                    for row in 0..ROWS {
+                        for place in 0..$per_word {
+                            // SAFETY: a block of a row has as many elements as the words of its levels.
+                            let x = _mm512_set1_ps(unsafe { *x[row].add(place) });
                             let chain = &mut chains[row][place % CHAINS];
                             *chain = _mm512_fmadd_ps(numbers[place], x, *chain);
                         }
+                        x[row] = x[row].wrapping_add($per_word);
                     }
                 }
+                let scales = block.scales.map(|scales| _mm512_castsi512_ps(load(scales)));
+                let shifts = block.shifts.map(|shifts| _mm512_castsi512_ps(load(shifts)));
                 for row in 0..ROWS {
-                    let product = chains[row].into_iter().reduce(|a, b| _mm512_add_ps(a, b));
-                    let product = product.unwrap_or(_mm512_setzero_ps());
-                    totals[row] = match block.scales {
-                        Some(scales) => _mm512_fmadd_ps(_mm512_castsi512_ps(load(scales)), product, totals[row]),
+                    let product = sum(chains[row]);
+                    totals[row] = match scales {
+                        Some(scales) => _mm512_fmadd_ps(scales, product, totals[row]),
                         None => _mm512_add_ps(product, totals[row]),
                     };
-                    if let Some(shifts) = block.shifts {
-                        let (shifts, sum) = (_mm512_castsi512_ps(load(shifts)), _mm512_set1_ps(sums[row][at]));
-                        totals[row] = _mm512_fmadd_ps(shifts, sum, totals[row]);
+                    if let Some(shifts) = shifts {
+                        totals[row] = _mm512_fmadd_ps(shifts, _mm512_set1_ps(sums[row][at]), totals[row]);
                     }
                 }
             }

@@ -22,6 +22,8 @@ const BLOCK_COLUMNS: usize = 256;
 const BLOCK_COLUMNS_PLAIN_A: usize = 512;
 /// Row tiles done together when B is packed: their part of C stays in the second-level cache.
 const BLOCK_TILES: usize = 24;
+/// Row tiles whose A is packed at once when B is made a panel at a time: they stay in the second-level cache, a panel in the first.
+const PANELWISE_TILES: usize = 40;
 /// With no more row tiles than this, copying rows of B costs more than reading them in place.
 pub(crate) const DIRECT_TILES_MAX: usize = 2;
 /// Work below this many nanoseconds stays on one thread.
@@ -138,6 +140,49 @@ pub(crate) fn drive<'a>(
             let block = Block { isa, tile, shape, item: item(index), packs_a, completion, accumulates: false, c: &c };
             block.check();
             block.run(tiles.clone(), panels.clone(), scratch);
+        }
+    });
+}
+
+/// Elements of scratch that `drive_by_panels` needs.
+pub(crate) fn drive_by_panels_scratch_len(isa: Isa, threads: usize, shape: &DriveShape) -> usize {
+    threads.max(1) * panelwise_scratch_len(isa, shape)
+}
+
+fn panelwise_scratch_len(isa: Isa, shape: &DriveShape) -> usize {
+    let TileShape { rows_max, cols } = tile_shape(isa);
+    let rows = shape.m.min(PANELWISE_TILES * rows_max);
+    ((rows + cols) * (shape.block_steps() + shape.wide_len())).next_multiple_of(16)
+}
+
+/// Computes one item whose panels of B cost much to make and whose A is not packed: each panel is made once for all rows.
+pub(crate) fn drive_by_panels(
+    exec: Exec,
+    shape: &DriveShape,
+    item: Item,
+    completion: &Completion,
+    c: &mut [f32],
+    scratch: &mut [f32],
+) {
+    if shape.m == 0 || shape.n == 0 {
+        return;
+    }
+    let (isa, tile) = (exec.isa(), tile_shape(exec.isa()));
+    let (tiles, panels) = (row_tiles(isa, shape.m), shape.n.div_ceil(tile.cols));
+    let threads = if estimate_ns(shape, true, true) < SPLIT_NS { 1 } else { exec.threads() };
+    let [_, by_tiles, by_panels] = choose_grid(threads, tile, [1, tiles, panels]);
+    let (parts, part_scratch) = (by_tiles * by_panels, panelwise_scratch_len(isa, shape));
+    assert!(scratch.len() >= parts * part_scratch, "scratch of {} for {parts}×{part_scratch}", scratch.len());
+    let (c, scratch) = (SharedMut::new(c), SharedMut::new(scratch));
+    exec.pool().run(parts, &|part| {
+        let tiles = share(tiles, by_tiles, part / by_panels);
+        let panels = share(panels, by_panels, part % by_panels);
+        // SAFETY: every part has its own stretch of the scratch.
+        let scratch = unsafe { scratch.slice(part * part_scratch, part_scratch) };
+        let block = Block { isa, tile, shape, item, packs_a: true, completion, accumulates: false, c: &c };
+        block.check();
+        for first in tiles.clone().step_by(PANELWISE_TILES) {
+            block.run_by_panels(first..tiles.end.min(first + PANELWISE_TILES), panels.clone(), scratch);
         }
     });
 }
@@ -291,14 +336,9 @@ impl Block<'_> {
 
     /// One cache block of C: all of k, a block at a time.
     fn run_block(&self, tiles: Range<usize>, panels: Range<usize>, a_scratch: &mut [f32], b_scratch: &mut [f32]) {
-        let (m, steps, block) = (self.shape.m, self.shape.steps(), self.shape.arithmetic.steps_max());
+        let (m, steps) = (self.shape.m, self.shape.steps());
         let tile_count = row_tiles(self.isa, m);
-        // An empty k still writes its zeros and their epilogue.
-        let k_blocks = steps.div_ceil(block).max(1);
-        for k_block in 0..k_blocks {
-            // Full blocks and a shorter last one: other runtimes add in this order, and a quantised model that follows
-            // one of them needs the same bits.
-            let ks = k_block * block..steps.min((k_block + 1) * block);
+        for ks in self.k_blocks() {
             let b = self.panel_block(ks.clone(), panels.clone(), tiles.len(), b_scratch);
             for tile in tiles.clone() {
                 let rows = share(m, tile_count, tile);
@@ -313,6 +353,38 @@ impl Block<'_> {
                     plain => self.pack_a(plain, rows.clone(), ks.clone(), a_scratch),
                 };
                 self.run_tile_row(rows, panels.clone(), a, &b, ks.clone());
+            }
+        }
+    }
+
+    /// Steps that are added in one go: full blocks and a shorter last one. Other runtimes add in this order, and a quantised
+    /// model that follows one of them needs the same bits.
+    fn k_blocks(&self) -> impl Iterator<Item = Range<usize>> {
+        let (steps, block) = (self.shape.steps(), self.shape.arithmetic.steps_max());
+        // An empty k still writes its zeros and their epilogue.
+        (0..steps.div_ceil(block).max(1)).map(move |at| at * block..steps.min((at + 1) * block))
+    }
+
+    /// Some row tiles times some panels, each of which is made once for all of the tiles.
+    fn run_by_panels(&self, tiles: Range<usize>, panels: Range<usize>, scratch: &mut [f32]) {
+        let width = self.tile.cols;
+        let tile_rows = |tile: usize| share(self.shape.m, row_tiles(self.isa, self.shape.m), tile);
+        for ks in self.k_blocks() {
+            let (b_scratch, a_scratch) = scratch.split_at_mut(width * (ks.len() + self.shape.wide_len()));
+            let mut rest = &mut *a_scratch;
+            for rows in tiles.clone().map(tile_rows) {
+                self.pack_a(self.item.a, rows.clone(), ks.clone(), rest);
+                rest = &mut rest[rows.len() * ks.len()..];
+            }
+            for panel in panels.clone() {
+                let columns = panel * width..self.shape.n.min((panel + 1) * width);
+                self.pack_b(self.item.b, ks.clone(), columns, b_scratch);
+                let b = PanelBlock { start: b_scratch.as_ptr(), panel_stride: 0, k_stride: width, last: None };
+                let mut a = &*a_scratch;
+                for rows in tiles.clone().map(tile_rows) {
+                    self.run_tile_row(rows.clone(), panel..panel + 1, a.as_ptr(), &b, ks.clone());
+                    a = &a[rows.len() * ks.len()..];
+                }
             }
         }
     }

@@ -22,6 +22,8 @@ use crate::runner::RunnerOptions;
 
 /// Tokens of a prompt that run at once on the CPU.
 const CHUNK_ON_CPU: usize = 128;
+/// Tokens of a long prompt that run at once on the CPU: weights of few bits are made f32 once for all of them.
+const LONG_CHUNK_ON_CPU: usize = 512;
 /// Tokens of a prompt that run at once on a GPU.
 const CHUNK_ON_GPU: usize = 512;
 /// Rows that a generator has Programs for, unless asked for more.
@@ -229,6 +231,9 @@ fn open_decoder(
     let session = open(decoder.graph)?;
     let chunk = if is_cpu { CHUNK_ON_CPU } else { CHUNK_ON_GPU };
     let mut ladders = Ladders::new(&config.tuning, config.model.context_length, chunk, options.rows_max);
+    if is_cpu {
+        ladders = ladders.with_long_chunk(&config.tuning, LONG_CHUNK_ON_CPU);
+    }
     if let Some(reason) = &decoder.refuses_filler {
         notices.push(format!("Programs have exact lengths and one row, since filler would change answers: {reason}"));
         ladders = ladders.without_filler();
