@@ -3,10 +3,14 @@
 // largest score, the sum of weights and the weighted values of the keys that it has seen; groups are joined at the end.
 
 typedef Vec<T, VEC> KeyVec;
+constexpr int OWN_KEY_BYTES = (D * sizeof(T) + 15) / 16 * 16;
 constexpr int HEADS_ALL = HEADS + 2 * KV_HEADS, SHARING = HEADS / KV_HEADS, TILES = SHARING / G;
-constexpr int GROUPS = THREADS / LANES, WARPS = THREADS / WARP, AHEAD = 4;
+constexpr int GROUPS = THREADS / LANES, WARPS = THREADS / WARP;
+// Floats of what a query has of some keys: its values, their largest score and the sum of their weights.
+constexpr int PART = D + 2;
 
 DEVICE f32 finite(f32 largest) { return largest == -INFINITE ? 0.0f : largest; }
+DEVICE f32 power_of_e(f32 x) { return exp2f(x * 1.4426950408889634f); }
 
 // Element d of a query or key that is turned by its position.
 DEVICE f32 turned(const T *head, int d, const T *cosines, const T *sines, i64 position) {
@@ -45,7 +49,7 @@ struct Seen {
 
     DEVICE_MEMBER void join(int g, f32 other_largest, f32 other_sum, f32 &own_part, f32 &other_part) {
         f32 high = fmaxf(largest[g], other_largest), base = finite(high);
-        own_part = of_exp(largest[g] - base), other_part = of_exp(other_largest - base);
+        own_part = power_of_e(largest[g] - base), other_part = power_of_e(other_largest - base);
         largest[g] = high;
         sum[g] = sum[g] * own_part + other_sum * other_part;
     }
@@ -77,20 +81,30 @@ DEVICE f32 score_of(f32 product) {
     return SOFTCAP == 0.0f ? score : SOFTCAP * of_tanh(score / SOFTCAP);
 }
 
-// Takes AHEAD keys, GROUPS apart, to what the group has seen.
-DEVICE void see_keys(Seen &seen, const f32 (&q)[G][CHUNKS][VEC], const Keys &keys, int first, int end, int lane) {
-    Vec<T, VEC> k[AHEAD][CHUNKS], v[AHEAD][CHUNKS];
+// AHEAD keys of a group of lanes, GROUPS apart, and their values.
+struct Loaded {
+    KeyVec k[AHEAD][CHUNKS], v[AHEAD][CHUNKS];
     bool is_in[AHEAD];
-    UNROLL for (int turn = 0; turn < AHEAD; turn++) {
-        int at = first + turn * GROUPS;
-        is_in[turn] = at < end && keys.is_seen(at);
-        UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            int d = (chunk * LANES + lane) * VEC;
-            if (!is_in[turn] || d >= D) continue;
-            k[turn][chunk] = load_vec<VEC>(keys.key(at) + d);
-            v[turn][chunk] = load_vec<VEC>(keys.value(at) + d);
+
+    // Those before `end`; only from `low` on and before `high` are they brought.
+    DEVICE_MEMBER void load(const Keys &keys, int first, int end, int low, int high, int lane) {
+        UNROLL for (int turn = 0; turn < AHEAD; turn++) {
+            int at = first + turn * GROUPS;
+            is_in[turn] = at < end && keys.is_seen(at);
+            UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
+                int d = (chunk * LANES + lane) * VEC;
+                if (!is_in[turn] || at < low || at >= high || d >= D) continue;
+                k[turn][chunk] = load_vec<VEC>(keys.key(at) + d);
+                v[turn][chunk] = load_vec<VEC>(keys.value(at) + d);
+            }
         }
     }
+};
+
+// Takes keys to what the group has seen.
+DEVICE void see_keys(Seen &seen, const f32 (&q)[G][CHUNKS][VEC], const Loaded &keys, int lane) {
+    const auto &k = keys.k, &v = keys.v;
+    const auto &is_in = keys.is_in;
     UNROLL for (int g = 0; g < G; g++) {
         f32 scores[AHEAD], high = -INFINITE, weights = 0;
         UNROLL for (int turn = 0; turn < AHEAD; turn++) {
@@ -108,7 +122,7 @@ DEVICE void see_keys(Seen &seen, const f32 (&q)[G][CHUNKS][VEC], const Keys &key
         UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++)
             UNROLL for (int i = 0; i < VEC; i++) seen.values[g][chunk][i] *= shrink;
         UNROLL for (int turn = 0; turn < AHEAD; turn++) {
-            f32 weight = of_exp(scores[turn] - finite(seen.largest[g]));
+            f32 weight = power_of_e(scores[turn] - finite(seen.largest[g]));
             weights += weight;
             UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
                 if (!is_in[turn] || (chunk * LANES + lane) * VEC >= D) continue;
@@ -133,28 +147,61 @@ DEVICE void join_groups(Seen &seen) {
         }
 }
 
-// The kernel: block (token, key head and tile and part, row). Where several blocks divide the keys, `parts` takes for each
-// query and part the values, then the largest score and the sum of weights.
+// What parts of the keys of a query have, joined: element d of its values, the largest score and the sum of weights. A sink is
+// one more score.
+template <int COUNT, class F> DEVICE Vec<f32, 4> join_parts(const F &part, int d, f32 sink) {
+    f32 high = sink, value = 0;
+    UNROLL for (int at = 0; at < COUNT; at++) high = fmaxf(high, part(at)[D]);
+    f32 base = finite(high), sum = power_of_e(sink - base);
+    UNROLL for (int at = 0; at < COUNT; at++) {
+        f32 weight = power_of_e(part(at)[D] - base);
+        value += part(at)[d] * weight, sum += part(at)[D + 1] * weight;
+    }
+    return {{value, high, sum, 0}};
+}
+
+struct PartsAt {
+    const f32 *first;
+    i64 stride;
+    DEVICE_MEMBER const f32 *operator()(int at) const { return first + at * stride; }
+};
+
+#if HAS_CLUSTERS
+struct PartsInCluster {
+    const f32 *own;
+    DEVICE_MEMBER const f32 *operator()(int at) const { return in_cluster(own, at); }
+};
+#endif
+
+// The kernel: block (token, key head and tile, row and part). PARTS blocks divide the keys: those of a cluster join what they
+// have; others leave it in `parts`, by query and part.
 DEVICE void attend(const T *joint, const T *cached_keys, const T *cached_values, const i32 *lengths, const T *cosines,
                    const T *sines, const i64 *positions, const T *sinks, T *y, T *new_keys, T *new_values, f32 *parts) {
     if (LENGTH == 1) start_next();
     wait_for_last();
-    SHARED(f32, queries, G * D);
-    SHARED(f32, joined, WARPS * G * (D + 2));
-    int step = blockIdx.x, part = blockIdx.y % PARTS, tile = blockIdx.y / PARTS % TILES, kv_head = blockIdx.y / PARTS / TILES;
-    i64 row = blockIdx.z, token = row * LENGTH + step;
+    SHARED_BYTES(shared);
+    KeyVec *own_key = (KeyVec *)shared;
+    f32 *queries = (f32 *)(shared + OWN_KEY_BYTES), *joined = queries + G * D, *whole = joined + WARPS * G * PART;
+    int step = blockIdx.x, tile = blockIdx.y % TILES, kv_head = blockIdx.y / TILES, part = blockIdx.z % PARTS;
+    i64 row = blockIdx.z / PARTS, token = row * LENGTH + step;
     int cached = lengths[row], first_head = kv_head * SHARING + tile * G;
     i64 position = position_of(positions, cached, row, step);
     joint += token * HEADS_ALL * D;
-    for (int at = threadIdx.x; at < G * D; at += THREADS)
-        queries[at] = turned(joint + (first_head + at / D) * D, at % D, cosines, sines, position);
     Keys keys;
     keys.cached_keys = cached_keys + (row * KV_HEADS + kv_head) * SLOTS * D;
     keys.cached_values = cached_values + (row * KV_HEADS + kv_head) * SLOTS * D;
     keys.new_keys = new_keys + (row * KV_HEADS + kv_head) * LENGTH * D;
     keys.new_values = new_values + (row * KV_HEADS + kv_head) * LENGTH * D;
     keys.cached = cached, keys.slots = cached < SLOTS ? cached : SLOTS, keys.query = cached + step;
-    SHARED(KeyVec, own_key, D / VEC);
+    if (LENGTH == 1) keys.new_keys = (const T *)own_key, keys.new_values = joint + (HEADS + KV_HEADS + kv_head) * D;
+    int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    int total = keys.slots + step + 1, share = (total + PARTS - 1) / PARTS, begin = part * share;
+    int end = begin + share < total ? begin + share : total;
+    // Cached keys are on their way while queries and the new key are turned.
+    Loaded loaded;
+    loaded.load(keys, begin + group, end, 0, keys.slots, lane);
+    for (int at = threadIdx.x; at < G * D; at += THREADS)
+        queries[at] = turned(joint + (first_head + at / D) * D, at % D, cosines, sines, position);
     if (LENGTH == 1) {
         // The only new token: every block turns its key, and one of them writes it down.
         const T *key = joint + (HEADS + kv_head) * D;
@@ -166,11 +213,9 @@ DEVICE void attend(const T *joint, const T *cached_keys, const T *cached_values,
                 new_values[(row * KV_HEADS + kv_head) * D + d] = key[KV_HEADS * D + d];
             }
         }
-        keys.new_keys = (const T *)own_key;
-        keys.new_values = key + KV_HEADS * D;
     }
     sync_block();
-    int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    loaded.load(keys, begin + group, end, keys.slots, total, lane);
     f32 q[G][CHUNKS][VEC];
     Seen seen;
     UNROLL for (int g = 0; g < G; g++) {
@@ -182,14 +227,15 @@ DEVICE void attend(const T *joint, const T *cached_keys, const T *cached_values,
                 seen.values[g][chunk][i] = 0;
             }
     }
-    int total = keys.slots + step + 1, share = (total + PARTS - 1) / PARTS, begin = part * share;
-    int end = begin + share < total ? begin + share : total;
-    for (int first = begin; first < end; first += GROUPS * AHEAD) see_keys(seen, q, keys, first + group, end, lane);
+    for (int first = begin; first < end; first += GROUPS * AHEAD) {
+        if (first > begin) loaded.load(keys, first + group, end, 0, total, lane);
+        see_keys(seen, q, loaded, lane);
+    }
     join_groups(seen);
     int warp = threadIdx.x / WARP, thread = threadIdx.x % WARP;
     if (thread < LANES)
         UNROLL for (int g = 0; g < G; g++) {
-            f32 *place = joined + (warp * G + g) * (D + 2);
+            f32 *place = joined + (warp * G + g) * PART;
             UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++)
                 UNROLL for (int i = 0; i < VEC; i++) {
                     int d = (chunk * LANES + lane) * VEC + i;
@@ -201,38 +247,37 @@ DEVICE void attend(const T *joint, const T *cached_keys, const T *cached_values,
     for (int at = threadIdx.x; at < G * D; at += THREADS) {
         int g = at / D, d = at % D;
         i64 query = token * HEADS + first_head + g;
-        f32 high = PARTS == 1 && HAS_SINKS ? to_f32(sinks[first_head + g]) : -INFINITE, value = 0, sum = 0;
-        for (int other = 0; other < WARPS; other++) high = fmaxf(high, joined[(other * G + g) * (D + 2) + D]);
-        f32 base = finite(high);
-        for (int other = 0; other < WARPS; other++) {
-            const f32 *place = joined + (other * G + g) * (D + 2);
-            f32 weight = of_exp(place[D] - base);
-            value += place[d] * weight, sum += place[D + 1] * weight;
-        }
+        f32 sink = PARTS == 1 && HAS_SINKS ? to_f32(sinks[first_head + g]) : -INFINITE;
+        Vec<f32, 4> found = join_parts<WARPS>(PartsAt{joined + g * PART, G * PART}, d, sink);
         if (PARTS == 1) {
-            if (HAS_SINKS) sum += of_exp(to_f32(sinks[first_head + g]) - base);
-            put(y + query * D + d, value / sum);
-        } else {
-            f32 *place = parts + (query * PARTS + part) * (D + 2);
-            place[d] = value;
-            if (d == 0) place[D] = high, place[D + 1] = sum;
+            put(y + query * D + d, found.at[0] / found.at[2]);
+            continue;
         }
+        f32 *place = BY_CLUSTER ? whole + g * PART : parts + (query * PARTS + part) * PART;
+        place[d] = found.at[0];
+        if (d == 0) place[D] = found.at[1], place[D + 1] = found.at[2];
     }
+#if HAS_CLUSTERS
+    if (!BY_CLUSTER) return;
+    sync_cluster();
+    for (int at = threadIdx.x * PARTS + part; at < G * D; at += THREADS * PARTS) {
+        int g = at / D, d = at % D;
+        f32 sink = HAS_SINKS ? to_f32(sinks[first_head + g]) : -INFINITE;
+        Vec<f32, 4> found = join_parts<PARTS>(PartsInCluster{whole + g * PART}, d, sink);
+        put(y + (token * HEADS + first_head + g) * D + d, found.at[0] / found.at[2]);
+    }
+    sync_cluster();
+#endif
 }
 
 // The second launch: one block for a query, which joins its parts.
-DEVICE void join_parts(const f32 *parts, const T *sinks, T *y) {
+DEVICE void join_query(const f32 *parts, const T *sinks, T *y) {
     start_next();
     wait_for_last();
     i64 query = blockIdx.x;
-    parts += query * PARTS * (D + 2);
-    f32 sink = HAS_SINKS ? to_f32(sinks[query % HEADS]) : -INFINITE, high = sink;
-    for (int part = 0; part < PARTS; part++) high = fmaxf(high, parts[part * (D + 2) + D]);
-    f32 base = finite(high), sum = HAS_SINKS ? of_exp(sink - base) : 0.0f;
-    for (int part = 0; part < PARTS; part++) sum += parts[part * (D + 2) + D + 1] * of_exp(parts[part * (D + 2) + D] - base);
+    f32 sink = HAS_SINKS ? to_f32(sinks[query % HEADS]) : -INFINITE;
     for (int d = threadIdx.x; d < D; d += blockDim.x) {
-        f32 value = 0;
-        for (int part = 0; part < PARTS; part++) value += parts[part * (D + 2) + d] * of_exp(parts[part * (D + 2) + D] - base);
-        put(y + query * D + d, value / sum);
+        Vec<f32, 4> found = join_parts<PARTS>(PartsAt{parts + query * PARTS * PART, PART}, d, sink);
+        put(y + query * D + d, found.at[0] / found.at[2]);
     }
 }
