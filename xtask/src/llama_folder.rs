@@ -138,7 +138,7 @@ impl FolderWriter {
         );
         for layer in 0..size.layers {
             let name = |what: &str| format!("{what}.{layer}");
-            let next = format!("{}", layer + 1);
+            let next = (layer + 1).to_string();
             let width = (heads + 2 * kv_heads) * head_size;
             self.add_product(&name("normed"), &name("qkv_proj"), [hidden, width], &name("qkv"))?;
             self.add_attention(size, layer);
@@ -286,7 +286,7 @@ impl FolderWriter {
         let mut words = Pcg64::new(self.graph.initializer.len() as u128);
         let (mut word, scale) = (0, most / 32768.0);
         let element = |at: usize| {
-            if at % 4 == 0 {
+            if at.is_multiple_of(4) {
                 word = words.next_word();
             }
             f64::from((word >> (16 * (at % 4))) as u16 as i16) * scale

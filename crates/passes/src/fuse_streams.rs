@@ -159,10 +159,11 @@ fn region(graph: &Graph, users: &[Vec<NodeId>], products: &[NodeId], is_taken: &
     let ty = graph.ty(graph.node(products[0]).outputs[0]);
     let mut nodes = products.to_vec();
     let mut best = is_closed(graph, users, &nodes).then(|| nodes.clone());
-    for position in products[0].0 as usize + 1..graph.nodes().len() {
-        let (id, node) = (NodeId(position as u32), &graph.nodes()[position]);
+    let later = graph.nodes().iter().enumerate().skip(products[0].0 as usize + 1);
+    for (position, node) in later.filter(|(position, _)| !is_taken[*position]) {
+        let id = NodeId(position as u32);
         let makes = |value: &ValueId| nodes.iter().any(|id| graph.node(*id).outputs.contains(value));
-        let is_follower = is_pointwise(&node.op) && !is_taken[position] && graph.ty(node.outputs[0]) == ty;
+        let is_follower = is_pointwise(&node.op) && graph.ty(node.outputs[0]) == ty;
         if nodes.contains(&id) || !is_follower || !node.inputs.iter().any(makes) {
             continue;
         }

@@ -31,7 +31,8 @@ pub fn lower(site: &Site) -> Option<Lowered> {
 fn launch(site: &Site, caches: &[usize]) -> Option<Launch> {
     let shape = |cache: usize| site.shape(COUNTS + 2 * cache);
     let token_bytes = |cache: usize| shape(cache)[3] * site.dtype(COUNTS + 2 * cache).size_bytes();
-    let word = [16, 8, 4, 2].into_iter().find(|word| caches.iter().all(|&cache| token_bytes(cache) % word == 0));
+    let word =
+        [16, 8, 4, 2].into_iter().find(|word| caches.iter().all(|&cache| token_bytes(cache).is_multiple_of(*word)));
     let ty = match word {
         Some(16) => "Vec<u32, 4>",
         Some(8) => "u64",

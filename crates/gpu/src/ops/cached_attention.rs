@@ -86,7 +86,7 @@ impl Cut {
         let parts_max = slots.div_ceil(SLOTS_OF_A_PART).max(1);
         let sharing = op.heads / op.kv_heads;
         let blocks = |heads: usize| rows * op.heads / heads;
-        let divisors = || (1..=sharing.min(HEADS_MAX)).rev().filter(|heads| sharing % heads == 0);
+        let divisors = || (1..=sharing.min(HEADS_MAX)).rev().filter(|&heads| sharing.is_multiple_of(heads));
         let (parts, heads) = match (length, is_cluster) {
             // Fewer heads of a block where that gives every multiprocessor one.
             (1, true) => {

@@ -86,14 +86,13 @@ struct Loaded {
     KeyVec k[AHEAD][CHUNKS], v[AHEAD][CHUNKS];
     bool is_in[AHEAD];
 
-    // Those before `end`; only from `low` on and before `high` are they brought.
-    DEVICE_MEMBER void load(const Keys &keys, int first, int end, int low, int high, int lane) {
+    DEVICE_MEMBER void load(const Keys &keys, int first, int end, int lane) {
         UNROLL for (int turn = 0; turn < AHEAD; turn++) {
             int at = first + turn * GROUPS;
             is_in[turn] = at < end && keys.is_seen(at);
             UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
                 int d = (chunk * LANES + lane) * VEC;
-                if (!is_in[turn] || at < low || at >= high || d >= D) continue;
+                if (!is_in[turn] || d >= D) continue;
                 k[turn][chunk] = load_vec<VEC>(keys.key(at) + d);
                 v[turn][chunk] = load_vec<VEC>(keys.value(at) + d);
             }
@@ -194,12 +193,6 @@ DEVICE void attend(const T *joint, const T *cached_keys, const T *cached_values,
     keys.new_values = new_values + (row * KV_HEADS + kv_head) * LENGTH * D;
     keys.cached = cached, keys.slots = cached < SLOTS ? cached : SLOTS, keys.query = cached + step;
     if (LENGTH == 1) keys.new_keys = (const T *)own_key, keys.new_values = joint + (HEADS + KV_HEADS + kv_head) * D;
-    int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
-    int total = keys.slots + step + 1, share = (total + PARTS - 1) / PARTS, begin = part * share;
-    int end = begin + share < total ? begin + share : total;
-    // Cached keys are on their way while queries and the new key are turned.
-    Loaded loaded;
-    loaded.load(keys, begin + group, end, 0, keys.slots, lane);
     for (int at = threadIdx.x; at < G * D; at += THREADS)
         queries[at] = turned(joint + (first_head + at / D) * D, at % D, cosines, sines, position);
     if (LENGTH == 1) {
@@ -215,7 +208,7 @@ DEVICE void attend(const T *joint, const T *cached_keys, const T *cached_values,
         }
     }
     sync_block();
-    loaded.load(keys, begin + group, end, keys.slots, total, lane);
+    int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     f32 q[G][CHUNKS][VEC];
     Seen seen;
     UNROLL for (int g = 0; g < G; g++) {
@@ -227,8 +220,11 @@ DEVICE void attend(const T *joint, const T *cached_keys, const T *cached_values,
                 seen.values[g][chunk][i] = 0;
             }
     }
+    int total = keys.slots + step + 1, share = (total + PARTS - 1) / PARTS, begin = part * share;
+    int end = begin + share < total ? begin + share : total;
     for (int first = begin; first < end; first += GROUPS * AHEAD) {
-        if (first > begin) loaded.load(keys, first + group, end, 0, total, lane);
+        Loaded loaded;
+        loaded.load(keys, first + group, end, lane);
         see_keys(seen, q, loaded, lane);
     }
     join_groups(seen);
