@@ -24,6 +24,8 @@ const RELEASE: [(&str, &str); 3] =
     [("precast-cli", "precast"), ("xtask", "xtask"), ("precast-hip-on-cuda", "libprecast_hip_on_cuda.so")];
 /// Name of the folder inside the archive.
 const FOLDER: &str = "precast-gpu";
+/// Models and golden cases of text generation.
+const TEXT_DATA: &str = "crates/generate/tests/data";
 /// What runs there.
 const SCRIPT: &str = include_str!("../gpu_bundle/run.sh");
 
@@ -46,6 +48,7 @@ pub fn run(arguments: &GpuBundleArguments) -> Result<()> {
     let cases = conformance::cases_folder()?;
     let name = cases.file_name().context("the folder of the cases has a name")?;
     copy_tree(&cases, &folder.join("target/xtask").join(name))?;
+    copy_tree(&paths::root().join(TEXT_DATA), &folder.join(TEXT_DATA))?;
     copy(&paths::root().join("xtask/conformance_known.txt"), &folder.join("xtask/conformance_known.txt"))?;
     fs::write(folder.join(paths::BUNDLE_MARK), commit()? + "\n")?;
     write_script(&folder.join("run.sh"))?;

@@ -5,6 +5,7 @@ mod children;
 mod compile_times;
 mod parts;
 mod sessions;
+mod text;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,6 +52,8 @@ pub enum Part {
     Sessions,
     /// Latencies and what submitting costs.
     Speed,
+    /// Golden cases of text generation, and tokens a second.
+    Text,
     /// Compile and load times.
     Compile,
     /// The HIP path on top of CUDA.
@@ -181,6 +184,7 @@ fn run_part(part: Part, arguments: &GpuSuiteArguments) -> Result<Vec<Bar>> {
         Part::Conformance => parts::conformance(),
         Part::Sessions => sessions::bars(only),
         Part::Speed => Ok(parts::speed(only, arguments.tune)),
+        Part::Text => text::bars(only),
         Part::Compile => compile_times::bars(),
         Part::Hip => parts::hip(only),
         Part::Sanitizer => parts::sanitizer(only),

@@ -19,6 +19,7 @@ mod hip_check;
 mod inputs;
 mod kernel_texts;
 mod known_failures;
+mod llama_folder;
 mod manifest;
 mod measure;
 mod models;

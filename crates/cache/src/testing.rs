@@ -35,7 +35,13 @@ pub(crate) fn record(model: &str, batch: i64) -> KeyRecord {
 /// A Program without constants whose graph text says what it is.
 pub(crate) fn program(model: &str, batch: i64) -> Program {
     let bytes = batch.unsigned_abs() * 4;
-    let port = |name: &str| Port { name: name.into(), dtype: "f32".into(), shape: vec![batch.unsigned_abs()], bytes };
+    let port = |name: &str| Port {
+        name: name.into(),
+        dtype: "f32".into(),
+        shape: vec![batch.unsigned_abs()],
+        bytes,
+        in_place_of: None,
+    };
     Program {
         target: "cpu:portable threads=1".into(),
         build: BUILD.into(),

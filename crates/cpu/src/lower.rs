@@ -52,6 +52,8 @@ pub fn lower(step: &StepNode, machine: Machine) -> Result<Lowered, String> {
         Op::Reshape(_) | Op::Bitcast(_) => None,
         // Sizes that depend on values and control flow are the host's; they never reach a target.
         Op::NonZero(_) | Op::Nms(_) | Op::If(_) | Op::Loop(_) => None,
+        // Caches of the host are written by their owner.
+        Op::AppendToCache(_) => None,
         Op::PoolIndices(_) | Op::RoiAlign(_) | Op::GridSample(_) | Op::Topk(_) => None,
         Op::Iota(_) | Op::DimValue(_) | Op::Uniform(_) | Op::Normal(_) => None,
     };

@@ -143,7 +143,7 @@ impl Beams {
         let width = search.num_beams;
         let longest = prompts.iter().map(|prompt| prompt.len()).max().unwrap_or(0);
         let rows = prompts.len() * width;
-        let mut state = DecoderState::new(model, rows, longest, params.max_new_tokens, search.chunk_size);
+        let mut state = DecoderState::new(model, rows, longest, params.max_new_tokens, search.chunk_size)?;
         if let Some(observer) = observer {
             state.observe(observer);
         }
@@ -160,7 +160,7 @@ impl Beams {
         }
         state.run_pending()?;
         for position in 0..prompts.len() {
-            state.reorder(position * width, &vec![0; width]);
+            state.reorder(position * width, &vec![0; width])?;
         }
         Ok(Beams { state, searches, width })
     }
@@ -186,7 +186,7 @@ impl Beams {
             let step = beams.search.advance(&scores.iter().map(Vec::as_slice).collect::<Vec<_>>());
             let tokens = match &step {
                 Some(step) => {
-                    self.state.reorder(first, &step.parents);
+                    self.state.reorder(first, &step.parents)?;
                     &step.tokens[..]
                 }
                 None => &[],

@@ -1,9 +1,9 @@
 //! Sequences and their caches on a decoder: runs what is pending, step by step, and keeps the scores behind each row. A step
 //! that fails changes nothing: new keys and values are written when it has succeeded.
 
-use crate::kv_cache::KvCache;
 use crate::ladder::Ladders;
 use crate::plan::{Limits, RowState, StepPlan, plan};
+use crate::row_cache::RowCache;
 use crate::text_model::{StepError, TextModel};
 
 /// One row: its tokens and how many of them are cached.
@@ -17,20 +17,22 @@ pub struct Sequence {
     pub cached: usize,
     /// Scores of the token behind the last one, before any rule.
     pub logits: Option<Vec<f32>>,
+    /// The token of the largest score, the lowest of equal ones, and that score, where the device says so.
+    pub best: Option<(u32, f32)>,
     /// Whether the row takes part in steps.
     pub is_live: bool,
 }
 
 impl Sequence {
     fn new() -> Sequence {
-        Sequence { tokens: Vec::new(), is_generated: Vec::new(), cached: 0, logits: None, is_live: true }
+        Sequence { tokens: Vec::new(), is_generated: Vec::new(), cached: 0, logits: None, best: None, is_live: true }
     }
 
     /// Adds a token; the scores are no longer those behind the last one.
     pub fn push(&mut self, token: u32, is_generated: bool) {
         self.tokens.push(token);
         self.is_generated.push(is_generated);
-        self.logits = None;
+        (self.logits, self.best) = (None, None);
     }
 
     /// Keeps the first tokens. At least the last one is run again, for its scores.
@@ -38,7 +40,7 @@ impl Sequence {
         self.tokens.truncate(length);
         self.is_generated.truncate(length);
         self.cached = self.cached.min(length.saturating_sub(1));
-        self.logits = None;
+        (self.logits, self.best) = (None, None);
     }
 }
 
@@ -64,11 +66,13 @@ pub type StepObserver = Box<dyn FnMut(&StepPlan, &precast_session::RunReport) + 
 pub struct DecoderState {
     model: TextModel,
     ladders: Ladders,
-    cache: KvCache,
+    cache: RowCache,
     /// Rows in the order of slots.
     rows: Vec<Sequence>,
     stats: StepStats,
     observer: Option<StepObserver>,
+    /// Whether scores are read where the token of the largest would do.
+    reads_scores: bool,
 }
 
 impl DecoderState {
@@ -79,13 +83,19 @@ impl DecoderState {
         prompt: usize,
         max_new_tokens: Option<usize>,
         chunk: Option<usize>,
-    ) -> DecoderState {
+    ) -> Result<DecoderState, StepError> {
         let own = model.ladders();
         let ladders = chunk.map_or_else(|| own.clone(), |chunk| own.with_chunk(chunk));
         let slots = ladders.rows.at_least(rows).unwrap_or(rows);
-        let cache = KvCache::new(model.layers(), slots, ladders.capacity_at_first(prompt, max_new_tokens));
-        let rows = (0..rows).map(|_| Sequence::new()).collect();
-        DecoderState { model: model.clone(), ladders, cache, rows, stats: StepStats::default(), observer: None }
+        let cache = RowCache::new(model, slots, ladders.capacity_at_first(prompt, max_new_tokens))?;
+        let (model, rows) = (model.clone(), (0..rows).map(|_| Sequence::new()).collect());
+        let (stats, observer) = (StepStats::default(), None);
+        Ok(DecoderState { model, ladders, cache, rows, stats, observer, reads_scores: true })
+    }
+
+    /// Leaves scores on the device where that says which token has the largest.
+    pub fn leave_scores(&mut self) {
+        self.reads_scores = false;
     }
 
     /// Tells someone what each step ran.
@@ -129,37 +139,57 @@ impl DecoderState {
     }
 
     /// A new row that is what another is.
-    pub fn fork(&mut self, row: usize) -> usize {
+    pub fn fork(&mut self, row: usize) -> Result<usize, StepError> {
         let new = self.rows.len();
         if new >= self.cache.slots() {
             let slots = self.ladders.rows.at_least(new + 1).unwrap_or(new + 1);
-            self.cache = self.cache.grown(slots, self.cache.capacity());
+            self.cache.grow(slots, self.cache.capacity())?;
         }
-        self.cache.copy_slot(row, new);
+        self.cache.copy_slot(row, new)?;
         self.rows.push(self.rows[row].clone());
-        new
+        Ok(new)
     }
 
     /// Gives successive rows, from `first` on, what the rows of these positions among them are.
-    pub fn reorder(&mut self, first: usize, parents: &[usize]) {
-        self.cache.reorder(first, parents);
+    pub fn reorder(&mut self, first: usize, parents: &[usize]) -> Result<(), StepError> {
+        self.cache.reorder(first, parents)?;
         let new: Vec<Sequence> = parents.iter().map(|parent| self.rows[first + parent].clone()).collect();
         for (position, sequence) in new.into_iter().enumerate() {
             self.rows[first + position] = sequence;
         }
+        Ok(())
     }
 
     /// Takes back all that happened to the rows since they were like this. Their caches hold more tokens by now, which the
     /// next ones are written over; a row of which a window has dropped something is run again from its start.
     pub fn restore(&mut self, rows: Vec<Sequence>) {
         self.rows = rows;
+        self.forget_broken_rows();
+    }
+
+    /// Lets rows run again from their start of which a window has dropped something.
+    fn forget_broken_rows(&mut self) {
         for row in 0..self.rows.len() {
             if !self.cache.is_intact(row, self.rows[row].cached) {
                 self.cache.clear(row);
-                (self.rows[row].cached, self.rows[row].logits) = (0, None);
+                let sequence = &mut self.rows[row];
+                (sequence.cached, sequence.logits, sequence.best) = (0, None, None);
                 self.stats.reruns += 1;
             }
         }
+    }
+
+    /// Reads the scores behind a row that were left on the device: its last token is run again.
+    pub fn read_scores(&mut self, row: usize) -> Result<(), StepError> {
+        let sequence = &self.rows[row];
+        if sequence.logits.is_some() || sequence.best.is_none() {
+            return Ok(());
+        }
+        self.rewind(row, self.rows[row].tokens.len());
+        let reads_scores = std::mem::replace(&mut self.reads_scores, true);
+        let ran = self.run_pending();
+        self.reads_scores = reads_scores;
+        ran
     }
 
     /// Runs all pending tokens of live rows, so that each has scores.
@@ -185,28 +215,21 @@ impl DecoderState {
 
     fn run(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         if plan.shape.capacity > self.cache.capacity() {
-            self.cache = self.cache.grown(self.cache.slots(), plan.shape.capacity);
+            self.cache.grow(self.cache.slots(), plan.shape.capacity)?;
             self.stats.growths += 1;
         }
-        let tokens: Vec<&[u32]> =
-            plan.rows.iter().map(|row| &self.rows[row.slot].tokens[row.cached..row.cached + row.valid]).collect();
-        let outputs = self.model.run(plan, &tokens, &self.cache)?;
-        if let Some(observer) = &mut self.observer {
-            observer(plan, &outputs.report);
+        let ran = self.run_decoder(plan);
+        if ran.is_err() {
+            // On a device, the step may have written over the oldest tokens of a window.
+            self.forget_broken_rows();
         }
-        for (layer, half, words) in &outputs.present {
-            let bytes: &[u8] = bytemuck::cast_slice(words);
-            let row_bytes = self.cache.step_bytes(*layer, *half, plan.shape.length);
-            for (position, row) in plan.rows.iter().enumerate() {
-                let new = &bytes[position * row_bytes..][..row_bytes];
-                self.cache.write(*layer, *half, row.slot, row.cached, new, row.valid);
-            }
-        }
-        for (row, logits) in plan.rows.iter().zip(outputs.logits) {
+        let scores = ran?;
+        for (position, row) in plan.rows.iter().enumerate() {
             let sequence = &mut self.rows[row.slot];
             sequence.cached += row.valid;
             if row.is_last {
-                sequence.logits = Some(logits);
+                sequence.logits = scores.logits.as_ref().map(|logits| logits[position].clone());
+                sequence.best = scores.best.get(position).copied();
             }
         }
         self.stats.steps += 1;
@@ -214,4 +237,41 @@ impl DecoderState {
         self.stats.padded_tokens += plan.padded_tokens();
         Ok(())
     }
+
+    /// Runs a plan and caches its new tokens.
+    fn run_decoder(&mut self, plan: &StepPlan) -> Result<StepScores, StepError> {
+        let tokens: Vec<&[u32]> =
+            plan.rows.iter().map(|row| &self.rows[row.slot].tokens[row.cached..row.cached + row.valid]).collect();
+        let (report, scores) = match (&mut self.cache, self.model.resident()) {
+            (RowCache::Resident(cache), Some(decoder)) => {
+                let outputs = self.model.run_resident(decoder, plan, &tokens, cache, self.reads_scores)?;
+                (outputs.report, StepScores { logits: outputs.logits, best: outputs.best })
+            }
+            (RowCache::Resident(_), None) => unreachable!("only a resident decoder's cache is on its device"),
+            (RowCache::Host(cache), _) => {
+                let outputs = self.model.run(plan, &tokens, cache)?;
+                for (layer, half, words) in &outputs.present {
+                    let bytes: &[u8] = bytemuck::cast_slice(words);
+                    let row_bytes = cache.step_bytes(*layer, *half, plan.shape.length);
+                    for (position, row) in plan.rows.iter().enumerate() {
+                        let new = &bytes[position * row_bytes..][..row_bytes];
+                        cache.write(*layer, *half, row.slot, row.cached, new, row.valid);
+                    }
+                }
+                (outputs.report, StepScores { logits: Some(outputs.logits), best: Vec::new() })
+            }
+        };
+        if let Some(observer) = &mut self.observer {
+            observer(plan, &report);
+        }
+        Ok(scores)
+    }
+}
+
+/// Scores behind the rows of a step.
+struct StepScores {
+    /// All of them, where they were read.
+    logits: Option<Vec<Vec<f32>>>,
+    /// The largest, where the device says which.
+    best: Vec<(u32, f32)>,
 }

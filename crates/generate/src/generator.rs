@@ -157,6 +157,12 @@ impl Generator {
         let Some(state) = &mut self.state else { return Ok(Vec::new()) };
         state.run_pending()?;
         let live: Vec<usize> = (0..self.rows.len()).filter(|&row| self.rows[row].finish.is_none()).collect();
+        for &row in &live {
+            // What is no number is judged, and told, with all scores at hand.
+            if state.rows()[row].best.is_some_and(|(_, score)| !score.is_finite()) {
+                state.read_scores(row)?;
+            }
+        }
         let chosen: Vec<StepToken> = live.iter().map(|&row| self.choose(row)).collect::<Result<_, GenerateError>>()?;
         Ok(chosen.into_iter().map(|token| self.commit(token)).collect())
     }
@@ -206,7 +212,7 @@ impl Generator {
         let state = self.state_of(row)?;
         let was_live = state.rows()[row].is_live;
         state.row_mut(row).is_live = true;
-        let ran = state.run_pending();
+        let ran = state.run_pending().and_then(|()| state.read_scores(row));
         state.row_mut(row).is_live = was_live;
         ran?;
         let logits = state.rows()[row].logits.as_deref();
@@ -243,7 +249,7 @@ impl Generator {
 
     /// A new row that is what another is, with random numbers of its own.
     pub fn fork(&mut self, row: usize) -> Result<usize, GenerateError> {
-        self.state_of(row)?.fork(row);
+        self.state_of(row)?.fork(row)?;
         let (text, rows) = (self.new_text()?, self.rows.len());
         let parent = &self.rows[row];
         let siblings = self.rows.iter().filter(|other| other.stream == parent.stream).count();
@@ -297,7 +303,10 @@ impl Generator {
         }
         let longest = tokens.iter().map(|tokens| tokens.len()).max().unwrap_or(0);
         let chunk = self.params.search.chunk_size;
-        let mut state = DecoderState::new(&self.model, tokens.len(), longest, self.params.max_new_tokens, chunk);
+        let mut state = DecoderState::new(&self.model, tokens.len(), longest, self.params.max_new_tokens, chunk)?;
+        if self.params.takes_largest() {
+            state.leave_scores();
+        }
         if let Some(observer) = self.observer.take() {
             state.observe(observer);
         }
@@ -334,6 +343,9 @@ impl Generator {
         let missing = || GenerateError::Input(format!("row {row} has no tokens, so nothing follows them"));
         let sequence = self.state.as_ref().and_then(|state| state.rows().get(row)).ok_or_else(missing)?;
         let control = &self.rows[row];
+        if let (Some((id, _)), None, None) = (sequence.best, &sequence.logits, &control.given_logits) {
+            return Ok(StepToken { row, id, text: String::new(), logprobs: None, finished: None });
+        }
         let raw = control.given_logits.as_ref().or(sequence.logits.as_ref()).ok_or_else(missing)?;
         let mut logits = raw.clone();
         let history = History { tokens: &sequence.tokens, is_generated: &sequence.is_generated };

@@ -29,6 +29,15 @@ impl LayerLayout {
         self.window.map_or(capacity, |window| capacity.min(window + self.slack))
     }
 
+    /// Sizes of its keys or values for so many slots, in a cache of this capacity.
+    pub fn cache_shape(&self, half: Half, slots: usize, capacity: usize) -> [usize; 4] {
+        let size = match half {
+            Half::Keys => self.key_size,
+            Half::Values => self.value_size,
+        };
+        [slots, self.heads, self.capacity(capacity), size]
+    }
+
     /// Bytes of one token.
     pub fn token_bytes(&self) -> usize {
         self.heads * (self.key_size + self.value_size) * self.dtype.size_bytes()
@@ -107,12 +116,7 @@ impl KvCache {
 
     /// Sizes of a layer's keys or values for so many slots.
     pub fn shape(&self, layer: usize, half: Half, slots: usize) -> [usize; 4] {
-        let layout = &self.layers[layer].layout;
-        let size = match half {
-            Half::Keys => layout.key_size,
-            Half::Values => layout.value_size,
-        };
-        [slots, layout.heads, layout.capacity(self.capacity), size]
+        self.layers[layer].layout.cache_shape(half, slots, self.capacity)
     }
 
     /// Keys or values of a layer in successive slots.
@@ -146,11 +150,8 @@ impl KvCache {
 
     /// Whether the first `cached` tokens of a slot are there as far as any query behind them can see.
     pub fn is_intact(&self, slot: usize, cached: usize) -> bool {
-        self.layers.iter().all(|layer| {
-            let Some(window) = layer.layout.window else { return true };
-            let oldest = self.written[slot].saturating_sub(layer.layout.capacity(self.capacity));
-            oldest <= (cached + 1).saturating_sub(window)
-        })
+        let layouts = self.layers.iter().map(|layer| &layer.layout);
+        is_intact(layouts, self.capacity, self.written[slot], cached)
     }
 
     /// Forgets what a slot holds.
@@ -226,6 +227,21 @@ impl KvCache {
             Half::Values => &mut self.layers[layer].values,
         }
     }
+}
+
+/// Whether the first `cached` tokens of a slot are there as far as any query behind them can see, in a cache of this capacity
+/// where the farthest token that was written ends at `written`.
+pub(crate) fn is_intact<'l>(
+    mut layouts: impl Iterator<Item = &'l LayerLayout>,
+    capacity: usize,
+    written: usize,
+    cached: usize,
+) -> bool {
+    layouts.all(|layout| {
+        let Some(window) = layout.window else { return true };
+        let oldest = written.saturating_sub(layout.capacity(capacity));
+        oldest <= (cached + 1).saturating_sub(window)
+    })
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use crate::config::GenerationConfig;
 use crate::kv_cache::{Half, KvCache, LayerLayout};
 use crate::ladder::Ladders;
 use crate::plan::{Phase, PlannedRow, Scores, StepPlan, StepShape};
+use crate::resident::ResidentDecoder;
 
 /// What an input of the Session is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub enum InputRole {
     Mask,
     /// Tokens that are cached, i32 [rows].
     Lengths,
+    /// New tokens that count, i32 [rows]; none of rows that are filler.
+    NewTokens,
     /// Behind which new tokens scores are wanted, i64 [rows, scored].
     LogitsIndex,
     /// Keys or values of a layer's cache.
@@ -36,6 +39,12 @@ pub enum OutputRole {
     Logits,
     /// Keys or values of the new tokens of a layer [rows, heads, length, size].
     Present(usize, Half),
+    /// A layer's cache with the new tokens in it.
+    Cache(usize, Half),
+    /// The token of the largest score, i64 [rows, scored, 1].
+    Best,
+    /// That score [rows, scored, 1].
+    BestScore,
 }
 
 /// Why a decoder's step did not run.
@@ -67,6 +76,8 @@ pub struct TextModelParts {
     pub outputs: Vec<(OutputRole, DType)>,
     /// The decoder without its scores, for parts of a prompt that others follow.
     pub headless: Headless,
+    /// The same decoder where its device keeps caches.
+    pub resident: Option<ResidentDecoder>,
     /// What each layer caches.
     pub layers: Vec<LayerLayout>,
     /// Ids that scores have.
@@ -133,6 +144,11 @@ impl TextModel {
         &self.shared.session
     }
 
+    /// The same decoder where its device keeps caches.
+    pub fn resident(&self) -> Option<&ResidentDecoder> {
+        self.shared.resident.as_ref()
+    }
+
     /// Bytes of keys and values that a token takes in all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
         self.layers().iter().map(LayerLayout::token_bytes).sum()
@@ -160,6 +176,7 @@ impl TextModel {
             match role {
                 OutputRole::Logits => outputs.logits = self.read_logits(&buffer, dtype, plan)?,
                 OutputRole::Present(layer, half) => outputs.present.push((layer, half, buffer)),
+                OutputRole::Cache(..) | OutputRole::Best | OutputRole::BestScore => {}
             }
         }
         Ok(outputs)
@@ -167,6 +184,9 @@ impl TextModel {
 
     /// Compiles or loads the Program of a step of this shape, so that no step waits for it.
     pub fn prepare(&self, shape: StepShape, wants_scores: bool) -> Result<(), StepError> {
+        if let Some(decoder) = self.resident() {
+            return self.prepare_resident(decoder, shape, wants_scores);
+        }
         let row = |slot| PlannedRow { slot, cached: 0, valid: shape.length, is_last: wants_scores };
         let rows = (0..shape.rows).map(row).collect();
         let plan = StepPlan { phase: Phase::Prefill, shape, rows, scores: Scores::Last };
@@ -209,8 +229,13 @@ impl TextModel {
         }
     }
 
-    fn output_elements(&self, role: OutputRole, plan: &StepPlan) -> usize {
+    pub(crate) fn output_elements(&self, role: OutputRole, plan: &StepPlan) -> usize {
         match role {
+            OutputRole::Best | OutputRole::BestScore => plan.shape.rows * plan.scored(),
+            OutputRole::Cache(layer, half) => {
+                let StepShape { rows, capacity, .. } = plan.shape;
+                self.shared.layers[layer].cache_shape(half, rows, capacity).iter().product()
+            }
             OutputRole::Logits => plan.shape.rows * plan.scored() * self.shared.vocabulary,
             OutputRole::Present(layer, half) => {
                 let layout = &self.shared.layers[layer];
@@ -224,21 +249,27 @@ impl TextModel {
     }
 
     /// Scores of the rows of a plan as f32.
-    fn read_logits(&self, words: &[u64], dtype: DType, plan: &StepPlan) -> Result<Vec<Vec<f32>>, TensorError> {
-        let vocabulary = self.shared.vocabulary;
-        let bytes: &[u8] =
-            &bytemuck::cast_slice(words)[..plan.rows.len() * plan.scored() * vocabulary * dtype.size_bytes()];
-        let row = |row: usize| {
-            let bytes = &bytes[row * vocabulary * dtype.size_bytes()..][..vocabulary * dtype.size_bytes()];
-            match dtype {
-                DType::F32 => Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
-                _ => {
-                    let tensor = Tensor::new(dtype, vec![vocabulary], bytes.to_vec().into())?;
-                    Ok(tensor.to_f64_vec().into_iter().map(|score| score as f32).collect())
-                }
-            }
-        };
+    pub(crate) fn read_logits(
+        &self,
+        words: &[u64],
+        dtype: DType,
+        plan: &StepPlan,
+    ) -> Result<Vec<Vec<f32>>, TensorError> {
+        let row_bytes = self.shared.vocabulary * dtype.size_bytes();
+        let bytes: &[u8] = bytemuck::cast_slice(words);
+        let row = |row: usize| read_floats(&bytes[row * row_bytes..][..row_bytes], dtype);
         (0..plan.rows.len() * plan.scored()).map(row).collect()
+    }
+}
+
+/// Elements of a float type as f32.
+pub(crate) fn read_floats(bytes: &[u8], dtype: DType) -> Result<Vec<f32>, TensorError> {
+    match dtype {
+        DType::F32 => Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
+        _ => {
+            let tensor = Tensor::new(dtype, vec![bytes.len() / dtype.size_bytes()], bytes.to_vec().into())?;
+            Ok(tensor.to_f64_vec().into_iter().map(|score| score as f32).collect())
+        }
     }
 }
 
@@ -250,7 +281,7 @@ struct Ports<'m> {
 }
 
 /// One input of a step.
-enum Input {
+pub(crate) enum Input {
     /// Integers made from the plan.
     Integers { dtype: DType, shape: Vec<usize>, words: Vec<u64> },
     /// Keys or values where they lie.
@@ -259,6 +290,16 @@ enum Input {
 
 impl Input {
     fn of(role: InputRole, dtype: DType, plan: &StepPlan, tokens: &[&[u32]], cache: &KvCache) -> Input {
+        match role {
+            InputRole::Past(layer, half) => {
+                Input::Cache { dtype, layer, half, shape: cache.shape(layer, half, plan.shape.rows) }
+            }
+            role => Input::numbers(role, dtype, plan, tokens),
+        }
+    }
+
+    /// An input that is made from the plan; of a cache, no numbers.
+    pub(crate) fn numbers(role: InputRole, dtype: DType, plan: &StepPlan, tokens: &[&[u32]]) -> Input {
         let (rows, length) = (plan.shape.rows, plan.shape.length);
         let a_token = |value: &dyn Fn(usize, usize) -> i64| {
             let values = (0..rows).flat_map(|row| (0..length).map(move |step| (row, step)));
@@ -293,7 +334,11 @@ impl Input {
                 let index = |(row, number)| plan.logits_index(&plan.rows[planned(row)], number) as i64;
                 Input::integers(dtype, vec![rows, scored], places.map(index))
             }
-            InputRole::Past(layer, half) => Input::Cache { dtype, layer, half, shape: cache.shape(layer, half, rows) },
+            InputRole::NewTokens => {
+                let valid = |row: usize| plan.rows.get(row).map_or(0, |row| row.valid as i64);
+                Input::integers(dtype, vec![rows], (0..rows).map(valid))
+            }
+            InputRole::Past(..) => Input::integers(dtype, Vec::new(), std::iter::empty()),
         }
     }
 
@@ -308,15 +353,30 @@ impl Input {
     }
 
     fn argument<'i>(&'i self, plan: &StepPlan, cache: &'i KvCache) -> Argument<'i> {
+        let (dtype, shape) = self.form();
+        let bytes = match self {
+            Input::Integers { .. } => self.bytes(),
+            Input::Cache { layer, half, .. } => cache.read(*layer, *half, plan.first_slot(), plan.shape.rows),
+        };
+        Argument { dtype, shape, bytes }
+    }
+
+    /// Its element type and sizes.
+    pub(crate) fn form(&self) -> (DType, &[usize]) {
+        match self {
+            Input::Integers { dtype, shape, .. } => (*dtype, shape),
+            Input::Cache { dtype, shape, .. } => (*dtype, shape),
+        }
+    }
+
+    /// Bytes of numbers; none of a cache.
+    pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             Input::Integers { dtype, shape, words } => {
                 let bytes = shape.iter().product::<usize>() * dtype.size_bytes();
-                Argument { dtype: *dtype, shape, bytes: &bytemuck::cast_slice(words)[..bytes] }
+                &bytemuck::cast_slice(words)[..bytes]
             }
-            Input::Cache { dtype, layer, half, shape } => {
-                let bytes = cache.read(*layer, *half, plan.first_slot(), plan.shape.rows);
-                Argument { dtype: *dtype, shape, bytes }
-            }
+            Input::Cache { .. } => &[],
         }
     }
 }

@@ -33,10 +33,18 @@ pub const CONV_DEPTHWISE: &str = include_str!("text/conv_depthwise.h");
 /// Transposed convolutions.
 pub const CONV_TRANSPOSE: &str = include_str!("text/conv_transpose.h");
 
+/// Products of few rows with constant matrices, normed before and finished after.
+pub const STREAM: &str = include_str!("text/stream.h");
 /// Products of few rows.
 pub const GEMV: &str = include_str!("text/gemv.h");
 /// Attentions on matrix instructions.
 pub const ATTENTION_MMA: &str = include_str!("text/attention_mma.h");
+/// Attentions behind a cache.
+pub const CACHED_ATTENTION: &str = include_str!("text/cached_attention.h");
+/// New tokens behind cached ones.
+pub const APPEND_TO_CACHE: &str = include_str!("text/append_to_cache.h");
+/// Places of the best elements of long rows.
+pub const ARG_REDUCE_PARTS: &str = include_str!("text/arg_reduce_parts.h");
 /// Attentions by multiply-add.
 pub const ATTENTION_FMA: &str = include_str!("text/attention_fma.h");
 

@@ -20,7 +20,7 @@ pub fn lower(site: &Site) -> Result<Option<Lowered>, String> {
         }
         Op::Fused(op) => ops::fused::lower(site, &op.body)?,
         Op::Reduce(op) => ops::reduce::lower_reduce(site, op),
-        Op::ArgReduce(op) => ops::reduce::lower_arg_reduce(site, op),
+        Op::ArgReduce(op) => ops::arg_reduce_parts::lower(site, op).or_else(|| ops::reduce::lower_arg_reduce(site, op)),
         Op::Cumulate(op) => ops::reduce::lower_cumulate(site, op),
         Op::Matmul(_) => ops::matmul::lower(site)?,
         Op::MatmulInt(_) => ops::integer::lower_matmul_int(site),
@@ -37,6 +37,8 @@ pub fn lower(site: &Site) -> Result<Option<Lowered>, String> {
         Op::GroupNorm(op) => ops::norm::lower_group_norm(site, op),
         Op::Lrn(op) => ops::norm::lower_lrn(site, op),
         Op::Recurrent(op) => ops::sequence::lower_recurrent(site, op),
+        Op::CachedAttention(op) => ops::cached_attention::lower(site, op),
+        Op::AppendToCache(_) => ops::append_to_cache::lower(site),
         Op::Gather(op) => ops::index::lower_gather(site, op),
         Op::GatherElements(op) => ops::index::lower_gather_elements(site, op),
         Op::GatherNd(op) => ops::index::lower_gather_nd(site, op),
@@ -58,7 +60,5 @@ pub fn lower(site: &Site) -> Result<Option<Lowered>, String> {
         Op::Normal(op) => ops::random::lower_normal(site, op),
         // Sizes that depend on values, and control flow, are the host's.
         Op::NonZero(_) | Op::Nms(_) | Op::If(_) | Op::Loop(_) => None,
-        // Decoders are imported with attention composed of other ops where a GPU runs them.
-        Op::CachedAttention(_) => None,
     })
 }

@@ -20,6 +20,8 @@ use crate::compile::{KernelCompiler, KernelStore, compile_all, whole_text};
 use crate::kernel::{Arch, Launch, Lowered, Vendor};
 use crate::layout::choose_layouts;
 use crate::lower::lower;
+use crate::ops::append_to_cache;
+use crate::ops::tiles::GEMV_ROWS_MAX;
 use crate::rows;
 use crate::site::{Layouts, Site};
 use crate::step::{HOST, StepCode, StepLaunch, StepOperand};
@@ -50,6 +52,7 @@ fn step_costs(floats: FloatPrecision) -> StepCosts {
         element_bytes,
         step_ns: 2_000,
         multiplies_blocks: false,
+        streamed_rows: GEMV_ROWS_MAX as u32,
     }
 }
 
@@ -145,6 +148,7 @@ impl GpuTarget {
             Ok(step)
         })?;
         let mut program = builder.finish(self.description.to_string(), bucket)?;
+        mark_ports_in_place(&mut program);
         self.add_code(&mut program, drafts, store)?;
         Ok(program)
     }
@@ -254,6 +258,20 @@ impl GpuTarget {
             step.parameters = code.encode().map_err(failed)?;
         }
         Ok(())
+    }
+}
+
+/// Says of caches that are a Program's outputs which inputs they may be: those that no step reads once they are written.
+fn mark_ports_in_place(program: &mut Program) {
+    for (position, step) in program.steps.iter().enumerate().filter(|(_, step)| step.kernel == append_to_cache::NAME) {
+        for (output, write) in step.writes.iter().enumerate() {
+            let read = step.reads.get(append_to_cache::COUNTS + 2 * output).map(|slot| slot.place);
+            let (Place::Output(output), Some(Place::Input(input))) = (write.place, read) else { continue };
+            let is_read = |step: &Step| step.reads.iter().any(|slot| slot.place == Place::Input(input));
+            if !program.steps[position + 1..].iter().any(is_read) {
+                program.outputs[output as usize].in_place_of = Some(input);
+            }
+        }
     }
 }
 

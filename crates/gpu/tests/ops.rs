@@ -3,6 +3,8 @@
 
 mod host;
 
+#[path = "ops/attention.rs"]
+mod attention;
 #[path = "ops/batch.rs"]
 mod batch;
 #[path = "ops/elementwise.rs"]

@@ -245,6 +245,11 @@ ops! {
     CachedAttention "cached_attention" { heads: usize, kv_heads: usize, scale: f64, softcap: f64, window: usize, rotary: RotaryFn, positions: bool, sinks: bool }
 
     Index:
+    /// Caches with new tokens behind the cached ones: inputs i32 [B] tokens that are cached, i32 [B] new tokens that count, then
+    /// for each cache that [B, H, S, D] and its new tokens [B, H, L, D]. Token p of a row lies in slot p modulo S; of more new
+    /// tokens than slots the last ones stay. Outputs: the caches.
+    AppendToCache "append_to_cache" {}
+    Index:
     /// Slices of x along `axis` at integer indices; negative ones count from the end.
     Gather "gather" { axis: usize }
     Index:

@@ -71,6 +71,7 @@ impl Node<'_> {
             | Op::Lrn(_)
             | Op::Recurrent(_)
             | Op::CachedAttention(_)
+            | Op::AppendToCache(_)
             | Op::GatherElements(_)
             | Op::GatherNd(_)
             | Op::ScatterElements(_)

@@ -20,6 +20,7 @@ pub mod fuse_gathers;
 pub mod fuse_horizontal;
 pub mod fuse_pointwise;
 pub mod fuse_recurrent;
+pub mod fuse_streams;
 pub mod gather_rows;
 pub mod hoist_scales;
 pub mod log;

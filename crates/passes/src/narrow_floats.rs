@@ -152,7 +152,7 @@ fn is_narrowable(op: &Op) -> bool {
         Op::MatmulInt(_) | Op::ConvInt(_) | Op::Quantize(_) | Op::Dequantize(_) | Op::Unpack(_) => false,
         Op::GridSample(_) | Op::RoiAlign(_) | Op::PoolIndices(_) | Op::Nms(_) | Op::NonZero(_) | Op::Topk(_) => false,
         Op::Iota(_) | Op::DimValue(_) | Op::Uniform(_) | Op::Normal(_) | Op::Recurrent(_) => false,
-        Op::If(_) | Op::Loop(_) | Op::CachedAttention(_) => false,
+        Op::If(_) | Op::Loop(_) | Op::CachedAttention(_) | Op::AppendToCache(_) => false,
         Op::Fused(fused) => fused.body.nodes().iter().all(|node| is_narrowable(&node.op)),
         Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Clamp(_) => true,
         Op::Reduce(reduce) => is_bounded(reduce.func),

@@ -15,8 +15,8 @@ use crate::step_costs::StepCosts;
 use crate::{
     absorb_pads, approximate_gelu, cancel_logs, fold_constants, fold_conv_1x1, fold_factors, fold_scales,
     fold_zero_products, fuse_attention, fuse_epilogues, fuse_gathers, fuse_horizontal, fuse_pointwise, fuse_recurrent,
-    hoist_scales, merge_equal, merge_transposes, quantise_weights, recognise_activations, recognise_norms,
-    remove_identities, replace_powers, resolve_dims, simplify_algebra, simplify_concats,
+    fuse_streams, hoist_scales, merge_equal, merge_transposes, quantise_weights, recognise_activations,
+    recognise_norms, remove_identities, replace_powers, resolve_dims, simplify_algebra, simplify_concats,
 };
 
 /// One Graph-to-Graph step that keeps the meaning.
@@ -120,6 +120,8 @@ pub const FUSED: &[Pass] = &[
     fuse_attention::PASS,
     // After attention, which alone reads the parts of a joint projection in place.
     fuse_horizontal::PASS,
+    // Before epilogues, which would part two products of the same rows.
+    fuse_streams::PASS,
     // Before pointwise fusion, which would take the activations away from their conv or matmul.
     fuse_epilogues::PASS,
     // After epilogues, which it takes along; a pass before it sees the same products with any weights.

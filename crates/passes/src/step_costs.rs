@@ -16,6 +16,9 @@ pub struct StepCosts {
     pub step_ns: u32,
     /// Whether a product takes constant weights of few bits as they are, with a scale for each block of them.
     pub multiplies_blocks: bool,
+    /// Rows up to which a product with constant weights takes as long as these take to read; 0 where steps cost too little to
+    /// be joined for it.
+    pub streamed_rows: u32,
 }
 
 impl StepCosts {
@@ -28,6 +31,7 @@ impl StepCosts {
         element_bytes: None,
         step_ns: 500,
         multiplies_blocks: true,
+        streamed_rows: 0,
     };
 }
 

@@ -8,7 +8,7 @@ use precast_generate::kv_cache::{Half, LayerLayout};
 use precast_generate::roles::{CacheNames, GraphPort, RoleError, Roles, bind_roles};
 use precast_generate::text_model::{InputRole, OutputRole};
 use precast_ir::graph::{GraphCopy, Provenance};
-use precast_ir::op::{Concat, Reshape, Slice};
+use precast_ir::op::{AppendToCache, ArgFn, ArgReduce, Concat, GatherElements, Reshape, Slice};
 use precast_ir::{Graph, Op, ValueId};
 use precast_onnx::ImportOptions;
 use precast_passes::{CANONICAL, Grade, PassOptions, explain, gather_rows, pad_verdict, remove_dead, run_passes};
@@ -29,6 +29,10 @@ const LENGTHS_INPUT: &str = "precast.cached_lengths";
 const INDEX_INPUT: &str = "precast.logits_index";
 /// Tokens of a row behind which scores are wanted.
 const SCORED: &str = "scored";
+/// The input that says how many new tokens of each row count.
+const NEW_TOKENS_INPUT: &str = "precast.new_tokens";
+/// The output that is the token of the largest score, and the one that is this score.
+const BEST_OUTPUTS: [&str; 2] = ["precast.best", "precast.best_score"];
 
 /// A decoder's Graph and what its inputs and outputs are.
 pub(crate) struct DecoderGraph {
@@ -40,22 +44,32 @@ pub(crate) struct DecoderGraph {
     /// Why filler would change answers, if it would.
     pub(crate) refuses_filler: Option<String>,
     /// The same decoder without its scores.
-    pub(crate) headless: HeadlessGraph,
+    pub(crate) headless: DecoderPart,
+    /// The same decoder with and without its scores, for a device that keeps caches.
+    pub(crate) resident: Option<[DecoderPart; 2]>,
 }
 
-/// A decoder's Graph that gives keys and values alone, and what its inputs and outputs are.
-pub(crate) struct HeadlessGraph {
+/// A Graph of a decoder or of a part of it, and what its inputs and outputs are.
+pub(crate) struct DecoderPart {
     pub(crate) graph: Graph,
     pub(crate) inputs: Vec<(InputRole, DType)>,
     pub(crate) outputs: Vec<(OutputRole, DType)>,
 }
 
-/// Makes the Graph of a decoder; with `keeps_attention` each attention is one node, for targets that have a kernel for it.
+/// What a target and its device can do for a decoder.
+pub(crate) struct DecoderMachine {
+    /// Element types of attentions that it has a kernel for, so that each is one node.
+    pub(crate) keeps_attention: Vec<DType>,
+    /// Whether the device keeps caches.
+    pub(crate) keeps_caches: bool,
+}
+
+/// Makes the Graph of a decoder.
 pub(crate) fn decoder_graph(
     model: &Model,
     config: &GenerationConfig,
     passes: &PassOptions,
-    keeps_attention: bool,
+    machine: DecoderMachine,
 ) -> Result<DecoderGraph, Error> {
     let decoder = &config.model.decoder;
     let declared = model.inputs()?;
@@ -69,28 +83,97 @@ pub(crate) fn decoder_graph(
         .collect();
     let roles = bind_roles(decoder, &ports, &model.outputs())?;
     let layers = layer_layouts(model, decoder, &roles, &ports)?;
+    let keeps_attention = machine.keeps_attention;
     let options = ImportOptions { keeps_attention, ..import_options(&roles, &layers) };
     let imported = model.graph(&options)?.graph;
     let split = split_caches(&imported, &roles)?;
     let split = with_new_tokens_alone(&split, &roles)?;
     let vocabulary = vocabulary_of(&split, &roles, config)?;
     let gathered = gather_rows(&split, &roles.logits, INDEX_INPUT, Dim::symbol(SCORED))?;
-    let graph = without_unread_inputs(&run_passes(&gathered, CANONICAL, passes)?)?;
+    let canonical = run_passes(&gathered, CANONICAL, passes)?;
     imported.release_pages();
+    let graph = without_unread_inputs(&canonical)?;
     let names = PortNames::of(&roles);
-    let (inputs, outputs) = (names.input_roles(&graph)?, names.output_roles(&graph));
-    let headless = without_output(&graph, &roles.logits)?;
-    let headless = HeadlessGraph {
-        inputs: names.input_roles(&headless)?,
-        outputs: names.output_roles(&headless),
-        graph: headless,
+    let headless = names.part(without_outputs(&graph, &[&roles.logits])?)?;
+    let resident = match machine.keeps_caches {
+        true => Some(resident_parts(&canonical, &roles)?),
+        false => None,
     };
     let refuses_filler = refuses_filler(&graph);
-    Ok(DecoderGraph { inputs, outputs, layers, vocabulary, refuses_filler, headless, graph })
+    let DecoderPart { graph, inputs, outputs } = names.part(graph)?;
+    Ok(DecoderGraph { inputs, outputs, layers, vocabulary, refuses_filler, headless, resident, graph })
 }
 
-/// The Graph without an output and what only that needs.
-fn without_output(graph: &Graph, name: &str) -> Result<Graph, Error> {
+/// A decoder with and without its scores for a device that keeps caches: new tokens are put into them by the last node, and
+/// the token of the largest score is told.
+fn resident_parts(graph: &Graph, roles: &Roles) -> Result<[DecoderPart; 2], Error> {
+    let whole = without_unread_inputs(&with_caches_appended(&with_best_scores(graph, &roles.logits)?, roles)?)?;
+    let names = PortNames::of_resident(roles);
+    let unscored = without_outputs(&whole, &[&roles.logits, BEST_OUTPUTS[0], BEST_OUTPUTS[1]])?;
+    Ok([names.part(whole)?, names.part(unscored)?])
+}
+
+/// The Graph with the token of the largest score, and that score, as further outputs.
+fn with_best_scores(graph: &Graph, logits: &str) -> Result<Graph, Error> {
+    let mut copy = GraphCopy::with_inputs(graph);
+    for node in graph.nodes() {
+        copy.node(node)?;
+    }
+    let outputs: Vec<(String, ValueId)> =
+        graph.outputs().iter().map(|output| (output.name.clone(), copy.get(output.value))).collect();
+    let mut scored = copy.new;
+    let scores = outputs.iter().find(|(name, _)| name == logits).map(|(_, value)| *value);
+    let scores = scores.ok_or_else(|| misfit(format!("there is no output '{logits}'")))?;
+    let axis = scored.ty(scores).dims.len().saturating_sub(1);
+    let largest = ArgReduce { func: ArgFn::Max, axis, keep_dims: true, last: false };
+    let best = scored.add_node(Op::ArgReduce(largest), &[scores], &Provenance::default())?[0];
+    let gather = Op::GatherElements(GatherElements { axis });
+    let best_score = scored.add_node(gather, &[scores, best], &Provenance::default())?[0];
+    for (name, value) in outputs {
+        scored.add_output(name, value);
+    }
+    scored.add_output(BEST_OUTPUTS[0], best);
+    scored.add_output(BEST_OUTPUTS[1], best_score);
+    Ok(scored)
+}
+
+/// The Graph with whole caches in place of the keys and values of new tokens.
+fn with_caches_appended(graph: &Graph, roles: &Roles) -> Result<Graph, Error> {
+    let past_of: BTreeMap<String, String> = roles
+        .present
+        .iter()
+        .zip(&roles.past)
+        .flat_map(|(present, past)| half_names(present).into_iter().zip(half_names(past)))
+        .collect();
+    let mut copy = GraphCopy::with_inputs(graph);
+    let find = |name: &str| graph.inputs().iter().copied().find(|&input| graph.input_name(input) == name);
+    let counts = Type::new(DType::I32, vec![Dim::symbol(ROWS)]);
+    let lengths = match find(LENGTHS_INPUT) {
+        Some(lengths) => copy.get(lengths),
+        None => copy.new.add_input(LENGTHS_INPUT, counts.clone()),
+    };
+    let mut operands = vec![lengths, copy.new.add_input(NEW_TOKENS_INPUT, counts)];
+    for node in graph.nodes() {
+        copy.node(node)?;
+    }
+    for output in graph.outputs() {
+        let Some(past) = past_of.get(&output.name) else { continue };
+        let past = find(past).ok_or_else(|| misfit(format!("no node reads the cache '{past}'")))?;
+        operands.extend([copy.get(past), copy.get(output.value)]);
+    }
+    let values: Vec<ValueId> = graph.outputs().iter().map(|output| copy.get(output.value)).collect();
+    let mut appended = copy.new;
+    let append = Op::AppendToCache(AppendToCache {});
+    let mut caches = appended.add_node(append, &operands, &Provenance::default())?.into_iter();
+    for (output, value) in graph.outputs().iter().zip(values) {
+        let cache = past_of.contains_key(&output.name).then(|| caches.next()).flatten();
+        appended.add_output(output.name.clone(), cache.unwrap_or(value));
+    }
+    Ok(appended)
+}
+
+/// The Graph without some outputs and what only those need.
+fn without_outputs(graph: &Graph, names: &[&str]) -> Result<Graph, Error> {
     let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
         copy.node(node)?;
@@ -98,7 +181,7 @@ fn without_output(graph: &Graph, name: &str) -> Result<Graph, Error> {
     let kept: Vec<(String, ValueId)> = graph
         .outputs()
         .iter()
-        .filter(|output| output.name != name)
+        .filter(|output| !names.contains(&output.name.as_str()))
         .map(|output| (output.name.clone(), copy.get(output.value)))
         .collect();
     let mut rest = copy.new;
@@ -151,6 +234,25 @@ impl PortNames {
             outputs.extend(half_names(present).into_iter().zip(halves.map(|half| OutputRole::Present(layer, half))));
         }
         PortNames { inputs, outputs }
+    }
+
+    /// Names and roles where the device keeps caches.
+    fn of_resident(roles: &Roles) -> PortNames {
+        let PortNames { mut inputs, mut outputs } = PortNames::of(roles);
+        inputs.insert(NEW_TOKENS_INPUT.to_string(), InputRole::NewTokens);
+        for role in outputs.values_mut() {
+            if let OutputRole::Present(layer, half) = *role {
+                *role = OutputRole::Cache(layer, half);
+            }
+        }
+        let best = BEST_OUTPUTS.map(str::to_string).into_iter().zip([OutputRole::Best, OutputRole::BestScore]);
+        outputs.extend(best);
+        PortNames { inputs, outputs }
+    }
+
+    /// A Graph and what its inputs and outputs are.
+    fn part(&self, graph: Graph) -> Result<DecoderPart, Error> {
+        Ok(DecoderPart { inputs: self.input_roles(&graph)?, outputs: self.output_roles(&graph), graph })
     }
 
     /// What the inputs of a Graph are for.

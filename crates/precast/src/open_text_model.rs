@@ -7,13 +7,16 @@ use precast_cache::{CacheOptions, Mode, ProgramCache};
 use precast_generate::config::{self, Folder, GenerationConfig, NamedDevice, Source};
 use precast_generate::engine::{Engine, EngineOptions};
 use precast_generate::ladder::Ladders;
+use precast_generate::resident::{DecoderSession, ResidentDecoder};
 use precast_generate::text_model::{Headless, TextModel, TextModelParts};
 use precast_generate::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use precast_ir::Graph;
 use precast_program::{Device, Target};
 use precast_session::{Interface, OnMiss, OnMissChain, Session, SessionOptions, Startup};
 
-use crate::decoder_graph::{HeadlessGraph, decoder_graph};
+use precast_tensor::DType;
+
+use crate::decoder_graph::{DecoderMachine, DecoderPart, decoder_graph};
 use crate::device_name::{DeviceKind, DeviceName, resolve_device_with_notice};
 use crate::error::Error;
 use crate::model::Model;
@@ -212,7 +215,11 @@ fn open_decoder(
     notices: &mut Vec<String>,
 ) -> Result<TextModel, Error> {
     let is_cpu = runner.device.kind == DeviceKind::Cpu;
-    let decoder = decoder_graph(model, &config, &runner.passes, is_cpu)?;
+    let machine = match is_cpu {
+        true => DecoderMachine { keeps_attention: vec![DType::F32], keeps_caches: false },
+        false => DecoderMachine { keeps_attention: vec![DType::F32, DType::F16, DType::BF16], keeps_caches: true },
+    };
+    let decoder = decoder_graph(model, &config, &runner.passes, machine)?;
     let mut session = SessionOptions {
         on_miss: on_miss(&config)?,
         startup: Startup::Lazy,
@@ -226,8 +233,16 @@ fn open_decoder(
         let (target, device) = (device.target.clone(), device.device.clone());
         Ok(Session::open(interface, Arc::new(graph), session.clone(), target, device, cache.clone())?)
     };
-    let HeadlessGraph { graph: headless, inputs, outputs } = decoder.headless;
+    let DecoderPart { graph: headless, inputs, outputs } = decoder.headless;
     let headless = Headless { session: open(headless)?, inputs, outputs };
+    let resident = |part: DecoderPart| -> Result<DecoderSession, Error> {
+        let DecoderPart { graph, inputs, outputs } = part;
+        Ok(DecoderSession { session: open(graph)?, inputs, outputs })
+    };
+    let resident = match decoder.resident {
+        Some([scored, headless]) => Some(ResidentDecoder { scored: resident(scored)?, headless: resident(headless)? }),
+        None => None,
+    };
     let session = open(decoder.graph)?;
     let chunk = if is_cpu { CHUNK_ON_CPU } else { CHUNK_ON_GPU };
     let mut ladders = Ladders::new(&config.tuning, config.model.context_length, chunk, options.rows_max);
@@ -243,6 +258,7 @@ fn open_decoder(
         inputs: decoder.inputs,
         outputs: decoder.outputs,
         headless,
+        resident,
         layers: decoder.layers,
         vocabulary: decoder.vocabulary,
         ladders,

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use precast::device_name::{DeviceKind, DeviceName};
 use precast::generate::engine::complete;
-use precast::generate::{GeneratorParams, generate};
+use precast::generate::{Generator, GeneratorParams, generate};
 use precast::{
     EngineOptions, Error, GivenDevice, LaunchPath, TextFolder, TextOptions, open_text_model, open_text_model_on,
 };
@@ -29,12 +29,16 @@ fn data() -> PathBuf {
 
 /// The folder with few sizes, so that there are few kernels to compile for the host.
 fn small_folder() -> tempfile::TempDir {
+    folder_with(&data(), r#"{"length_buckets":[4],"row_buckets":[2],"kv_capacity_buckets":[32]}"#)
+}
+
+/// A folder with other sizes.
+fn folder_with(data: &Path, tuning: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(data()).unwrap() {
+    for entry in std::fs::read_dir(data).unwrap() {
         let path = entry.unwrap().path();
         std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
     }
-    let tuning = r#"{"length_buckets":[4],"row_buckets":[2],"kv_capacity_buckets":[32]}"#;
     std::fs::write(folder.path().join("precast.json"), tuning).unwrap();
     folder
 }
@@ -78,6 +82,74 @@ fn defect_14_33_tokens_are_right_on_memory_that_the_host_cannot_reach_before_and
     let count = |is_counted: fn(&LaunchPath) -> bool| launches.iter().filter(|launch| is_counted(launch)).count();
     assert!(count(|launch| matches!(launch, LaunchPath::Steps(_))) > 0, "{launches:?}");
     assert!(count(|launch| matches!(launch, LaunchPath::Replayed)) > 0, "{launches:?}");
+}
+
+/// The folder on the CPU and on the fake GPU.
+fn both(folder: &Path) -> [TextFolder; 2] {
+    let limits = CaptureLimits { max_graphs: 100, ..Default::default() };
+    let Rig { mut devices, target, .. } = Rig::with(Vendor::Cuda, 1, FloatPrecision::F32, limits);
+    let on_cpu = open_text_model(folder, &TextOptions { rows_max: 2, ..TextOptions::default() }).unwrap();
+    [on_cpu, open(target, devices.remove(0), DeviceKind::Cuda, folder)]
+}
+
+#[test]
+fn a_gpu_that_keeps_caches_chooses_what_the_cpu_chooses() {
+    let folder = folder_with(&data(), r#"{"length_buckets":[4],"row_buckets":[1,2],"kv_capacity_buckets":[8,32]}"#);
+    let folders = both(folder.path());
+    let plain = GeneratorParams::new(folders[0].model.config().search.clone()).max_new_tokens(8);
+    let mut beams = plain.clone();
+    beams.search.num_beams = 2;
+    let mut penalised = plain.clone();
+    penalised.search.repetition_penalty = 1.3;
+    let drawn = plain.clone().temperature(2.0).seed(3);
+    for (params, prompts) in [
+        (&plain, vec![&PROMPT[..], &PROMPT[..2]]),
+        (&beams, vec![&PROMPT[..]]),
+        (&penalised, vec![&PROMPT[..]]),
+        (&drawn, vec![&PROMPT[1..]]),
+    ] {
+        let answers = folders.each_ref().map(|folder| {
+            let answers = generate(&folder.model, None, params, &prompts, &mut |_| (), None).unwrap().answers;
+            answers.into_iter().map(|answer| answer.tokens).collect::<Vec<Vec<u32>>>()
+        });
+        assert_eq!(answers[0], answers[1], "{params:?}");
+    }
+}
+
+#[test]
+fn rows_on_a_gpu_are_rewound_forked_and_read() {
+    let [on_cpu, on_gpu] = both(small_folder().path());
+    let params = GeneratorParams::new(on_cpu.model.config().search.clone());
+    let mut generators = [&on_cpu, &on_gpu].map(|folder| Generator::new(&folder.model, params.clone()).unwrap());
+    let mut histories = Vec::new();
+    for generator in &mut generators {
+        generator.append(&[&PROMPT]).unwrap();
+        let mut history: Vec<u32> = (0..3).map(|_| generator.next().unwrap()[0].id).collect();
+        let scores = generator.logits(0).unwrap().to_vec();
+        generator.rewind(0, 5).unwrap();
+        generator.fork(0).unwrap();
+        history.extend((0..3).flat_map(|_| generator.next().unwrap()).map(|token| token.id));
+        histories.push((history, scores));
+    }
+    assert_eq!(histories[0].0, histories[1].0);
+    assert_eq!(histories[0].0[..3], ANSWER[..3]);
+    let errors = histories[0].1.iter().zip(&histories[1].1).map(|(a, b)| (a - b).abs());
+    assert!(errors.fold(0.0, f32::max) < 1e-4);
+}
+
+#[test]
+fn windows_on_a_gpu_keep_their_last_tokens() {
+    let folder = folder_with(
+        &data().with_file_name("gemma2-fp32"),
+        r#"{"length_buckets":[25],"row_buckets":[1],"kv_capacity_buckets":[64]}"#,
+    );
+    let folders = both(folder.path());
+    let params = GeneratorParams::new(folders[0].model.config().search.clone()).max_new_tokens(6);
+    let prompt: Vec<u32> = (0..40).map(|at| at * 7 % 300 + 5).collect();
+    let answers = folders.each_ref().map(|folder| {
+        generate(&folder.model, None, &params, &[&prompt], &mut |_| (), None).unwrap().answers.remove(0).tokens
+    });
+    assert_eq!(answers[0], answers[1]);
 }
 
 #[test]

@@ -308,5 +308,6 @@ fn port(name: &str, ty: &Type) -> Port {
         dtype: ty.dtype.name().to_string(),
         shape: shape.iter().map(|&size| size as u64).collect(),
         bytes: bytes_of(ty),
+        in_place_of: None,
     }
 }

@@ -157,6 +157,23 @@ pub struct HostSliceMut<'a> {
     pub is_unused: bool,
 }
 
+/// An input of a run whose buffers lie in both memories.
+#[derive(Clone, Copy)]
+pub enum PlacedInput<'a> {
+    /// Host bytes, exactly its Port's.
+    Host(&'a [u8]),
+    /// Memory of the device.
+    Device(DeviceSlice<'a>),
+}
+
+/// An output of a run whose buffers lie in both memories.
+pub enum PlacedOutput<'a> {
+    /// Host bytes, exactly its Port's.
+    Host(&'a mut [u8]),
+    /// Memory of the device.
+    Device(DeviceSlice<'a>),
+}
+
 /// Inputs of a run, in the Program's order.
 #[derive(Clone, Copy)]
 pub enum CallInputs<'a> {
@@ -166,6 +183,8 @@ pub enum CallInputs<'a> {
     HostRows(&'a [HostSlice<'a>], PadContent),
     /// Memory of the device.
     Device(&'a [DeviceSlice<'a>]),
+    /// Some here, some there.
+    Placed(&'a [PlacedInput<'a>]),
 }
 
 /// Outputs of a run, in the Program's order.
@@ -176,6 +195,8 @@ pub enum CallOutputs<'a, 'b> {
     HostRows(&'a mut [HostSliceMut<'b>]),
     /// Memory of the device.
     Device(&'a [DeviceSlice<'a>]),
+    /// Some here, some there.
+    Placed(&'a mut [PlacedOutput<'b>]),
 }
 
 /// Why a Program could not be loaded.
@@ -244,6 +265,7 @@ impl CallInputs<'_> {
             CallInputs::Host(buffers) => buffers.len(),
             CallInputs::HostRows(slices, _) => slices.len(),
             CallInputs::Device(slices) => slices.len(),
+            CallInputs::Placed(placed) => placed.len(),
         }
     }
 
@@ -260,6 +282,7 @@ impl CallOutputs<'_, '_> {
             CallOutputs::Host(buffers) => buffers.len(),
             CallOutputs::HostRows(slices) => slices.len(),
             CallOutputs::Device(slices) => slices.len(),
+            CallOutputs::Placed(placed) => placed.len(),
         }
     }
 

@@ -128,7 +128,8 @@ mod tests {
     use crate::program::{Place, Port, Slot};
 
     fn program() -> Program {
-        let port = |name: &str| Port { name: name.into(), dtype: "f32".into(), shape: vec![2], bytes: 8 };
+        let port =
+            |name: &str| Port { name: name.into(), dtype: "f32".into(), shape: vec![2], bytes: 8, in_place_of: None };
         Program {
             target: "cpu:portable threads=1".into(),
             build: BUILD.into(),

@@ -19,7 +19,7 @@ pub use bucket::Bucket;
 pub use build::{ProgramBuilder, StepDraft, StepRead};
 pub use device::{
     CallInputs, CallOutputs, Device, DeviceContext, DeviceEvent, DeviceMemory, DeviceSlice, DeviceStream, HostSlice,
-    HostSliceMut, LoadError, LoadedProgram, RunError,
+    HostSliceMut, LoadError, LoadedProgram, PlacedInput, PlacedOutput, RunError,
 };
 pub use device_run::{DeviceRun, IoPath, LaunchPath, PoisonReason, StepsReason};
 pub use file::{FileError, decode, encode};

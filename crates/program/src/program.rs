@@ -55,6 +55,8 @@ pub struct Port {
     pub shape: Vec<u64>,
     /// Size in bytes.
     pub bytes: u64,
+    /// Of an output: the input whose memory it may be. Nothing reads that input once the output is written.
+    pub in_place_of: Option<u32>,
 }
 
 /// A constant that a Program needs from the store.
@@ -112,6 +114,17 @@ impl Program {
             }
         }
         Ok(())
+    }
+
+    /// Which inputs and which outputs are kept by the caller in one piece of memory.
+    pub fn kept_ports(&self) -> (Vec<bool>, Vec<bool>) {
+        let mut inputs = vec![false; self.inputs.len()];
+        for input in self.outputs.iter().filter_map(|port| port.in_place_of) {
+            if let Some(input) = inputs.get_mut(input as usize) {
+                *input = true;
+            }
+        }
+        (inputs, self.outputs.iter().map(|port| port.in_place_of.is_some()).collect())
     }
 
     fn verify_slot(&self, slot: &Slot) -> Result<(), String> {

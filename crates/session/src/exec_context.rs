@@ -256,6 +256,12 @@ impl ExecContext {
         result
     }
 
+    /// The device's context, which of the Session's devices that is, and the Binding that runs next.
+    pub(crate) fn device_and_newest(&mut self) -> (&mut dyn DeviceContext, usize, Arc<Binding>) {
+        let newest = self.bindings.first().expect("a Binding was remembered before this run");
+        (&mut *self.device, self.ordinal, newest.clone())
+    }
+
     /// A mark behind all that was queued.
     pub(crate) fn completion(&mut self) -> Result<Arc<dyn DeviceEvent>, RunError> {
         self.device.completion()

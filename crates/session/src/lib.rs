@@ -18,6 +18,7 @@ mod ladders;
 mod memory;
 mod options;
 mod output_buffer;
+mod placed_request;
 mod programs;
 mod replay_check;
 mod report;
@@ -36,7 +37,8 @@ pub use interface::{DimInterface, GraphDigests, GraphSource, Interface, PadGrade
 pub use memory::MemorySheet;
 pub use options::{ContextWait, DimOptions, Observer, OnMiss, OnMissChain, SessionOptions, Startup};
 pub use output_buffer::OutputBuffer;
-pub use precast_program::{DeviceRun, IoPath, LaunchPath, PadContent, PoisonReason, StepsReason};
+pub use placed_request::{ArgumentPlace, PlacedArgument, ResultPlace};
+pub use precast_program::{Device, DeviceMemory, DeviceRun, IoPath, LaunchPath, PadContent, PoisonReason, StepsReason};
 pub use replay_check::{ReplayCheck, check_replay};
 pub use report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
 pub use request::Argument;

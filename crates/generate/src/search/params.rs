@@ -160,6 +160,18 @@ impl GeneratorParams {
         !self.search.do_sample || self.search.top_k == 1 || self.search.temperature == 0.0
     }
 
+    /// Whether each token is the one of the largest score as the model gives it, and nothing else of the scores is wanted.
+    pub fn takes_largest(&self) -> bool {
+        let search = &self.search;
+        let has_rules = search.repetition_penalty != 1.0
+            || search.no_repeat_ngram_size > 0
+            || search.min_length > 0
+            || self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
+            || !self.logit_bias.is_empty();
+        self.is_greedy() && !has_rules && self.logprobs.is_none()
+    }
+
     /// Checks every range against a vocabulary of this many ids.
     pub fn check(&self, vocabulary: usize) -> Result<(), ParamsError> {
         let search = &self.search;

@@ -7,10 +7,14 @@ use precast_program::{BoxCopy, IoPath, Port, Program, RunError};
 use crate::capture::Fallbacks;
 use crate::rows::{self, MOVE_WORDS, NOTHING};
 
-use super::parts::{Mode, Parts};
+use super::parts::{Mode, Parts, State};
 
 /// What kernels rely on: they load and store up to 16 bytes at once.
 const CALLER_ALIGN: u64 = 16;
+
+/// What is wrong with a buffer that a run changes in place and that cannot be.
+const KEPT: &str =
+    "it is changed in place and must be whole memory of the device, aligned and apart from other buffers";
 
 /// The caller's buffers of a run, inputs first. Everything here is kept from run to run, so that a run allocates nothing.
 pub(super) struct Callers {
@@ -23,6 +27,9 @@ pub(super) struct Callers {
     order: Vec<usize>,
     /// Ports that a step of the host reads or writes.
     on_host: Vec<bool>,
+    /// Ports that a run changes in place, and for each output the input that it may be.
+    kept: Vec<bool>,
+    in_place_of: Vec<Option<u32>>,
     inputs: usize,
     /// Runs whose buffers did not lie as kernels need them.
     rebinds: Fallbacks,
@@ -49,7 +56,7 @@ enum CallerPlace {
 }
 
 impl Callers {
-    pub(super) fn new(program: &Program, on_host: Vec<bool>) -> Callers {
+    pub(super) fn new(program: &Program, on_host: Vec<bool>, kept: Vec<bool>) -> Callers {
         let count = program.inputs.len() + program.outputs.len();
         Callers {
             list: Vec::with_capacity(count),
@@ -58,6 +65,8 @@ impl Callers {
             overlapping: Vec::with_capacity(count),
             order: Vec::with_capacity(count),
             on_host,
+            kept,
+            in_place_of: program.outputs.iter().map(|port| port.in_place_of).collect(),
             inputs: program.inputs.len(),
             rebinds: Fallbacks::default(),
             is_direct: false,
@@ -77,9 +86,15 @@ impl Callers {
         self.overlapping.resize(self.list.len(), false);
         self.order.clear();
         self.order.extend((0..self.list.len()).filter(|&at| self.ranges[at].0 < self.ranges[at].1));
-        let list = &self.list;
+        let (list, ranges, inputs) = (&self.list, &self.ranges, self.inputs);
         self.order.retain(|&at| matches!(list[at].place, CallerPlace::Exact | CallerPlace::Rows(_)));
-        let ranges = &self.ranges;
+        // An output that is exactly the input that it may be stands for both.
+        for (output, input) in self.in_place_of.iter().enumerate() {
+            let Some(input) = input.map(|input| input as usize) else { continue };
+            if ranges[input] == ranges[inputs + output] {
+                self.order.retain(|&at| at != input);
+            }
+        }
         self.order.sort_unstable_by_key(|&at| ranges[at]);
         // Behind the furthest end of all, and of outputs, nothing overlaps.
         let (mut end, mut output_end, mut output) = (0, 0, 0);
@@ -123,7 +138,7 @@ impl Parts {
         inputs: &[&DeviceBuffer],
         outputs: &[&DeviceBuffer],
     ) -> Result<Mode, RunError> {
-        const DIRECT: Mode = Mode { inputs: IoPath::Direct, outputs: IoPath::Direct };
+        const DIRECT: Mode = Mode { inputs: IoPath::Direct, outputs: IoPath::Direct, copied_out: [0, 0] };
         let buffers = || inputs.iter().chain(outputs).copied();
         let ordinal = self.stream.device().info().ordinal;
         let callers = &mut self.states[at].callers;
@@ -145,9 +160,16 @@ impl Parts {
     }
 
     /// Names buffers on the host, which the staging memory has places for.
-    pub(super) fn add_host_callers(&mut self, at: usize, count: usize) {
+    pub(super) fn add_host_callers(&mut self, at: usize, count: usize) -> Result<(), RunError> {
+        let state = &mut self.states[at];
+        let first = state.callers.list.len();
+        if let Some(kept) = (first..first + count).find(|&position| state.io.kept.get(position) == Some(&true)) {
+            let name = port(&state.loaded.program, kept).map_or("", |(port, _)| &port.name);
+            return Err(RunError::Buffer(format!("'{name}': {KEPT}")));
+        }
         let host = Caller { address: 0, bytes: 0, place: CallerPlace::Host };
-        self.states[at].callers.list.extend(std::iter::repeat_n(host, count));
+        state.callers.list.extend(std::iter::repeat_n(host, count));
+        Ok(())
     }
 
     /// Names a buffer on the device: the next input or output.
@@ -173,6 +195,7 @@ impl Parts {
         }
         let address = buffer.address() + start as u64;
         let place = match (rows, is_unused) {
+            _ if state.io.kept[position] && (rows.is_some() || is_unused) => return Err(wrong(KEPT.to_string())),
             (_, true) => CallerPlace::Unused,
             (None, false) if bytes as u64 != port.bytes => {
                 return Err(wrong(format!("it has {bytes} bytes; {} are needed", port.bytes)));
@@ -198,7 +221,7 @@ impl Parts {
 
     /// Decides how the run comes to each buffer, writes the table, and gives the mode that this makes.
     pub(super) fn bind(&mut self, at: usize, inputs: IoPath, outputs: IoPath) -> Result<Mode, RunError> {
-        let is_resting = (inputs, outputs) != (IoPath::Host, IoPath::Host) && self.watch_rebinds(at);
+        let is_resting = self.watch_rebinds(at, (inputs, outputs));
         let (mut inputs, mut outputs) = (inputs, outputs);
         let count = self.states[at].callers.list.len();
         let input_count = self.states[at].callers.inputs;
@@ -207,7 +230,12 @@ impl Parts {
             let (address, is_moved) = self.entry(at, position, is_resting);
             self.states[at].table.wanted().push(address);
             if is_moved {
-                *(if position < input_count { &mut inputs } else { &mut outputs }) = IoPath::Rows;
+                let path = if position < input_count { &mut inputs } else { &mut outputs };
+                if *path == IoPath::Host || self.states[at].io.kept[position] {
+                    let name = port(&self.states[at].loaded.program, position).map_or("", |(port, _)| &port.name);
+                    return Err(RunError::Buffer(format!("'{name}': {KEPT}")));
+                }
+                *path = IoPath::Rows;
             }
         }
         if inputs == IoPath::Rows || outputs == IoPath::Rows {
@@ -217,13 +245,30 @@ impl Parts {
             }
         }
         self.states[at].table.write(&self.stream).map_err(super::refused)?;
-        Ok(Mode { inputs, outputs })
+        let copied_out = if outputs == IoPath::Host { self.copied_out(at) } else { [0, 0] };
+        Ok(Mode { inputs, outputs, copied_out })
+    }
+
+    /// Begin and end of the outputs that lie on the host, in the staging memory.
+    fn copied_out(&self, at: usize) -> [usize; 2] {
+        let State { callers, io, loaded, .. } = &self.states[at];
+        let outputs = callers.list.iter().enumerate().skip(callers.inputs);
+        let on_host = outputs.filter(|(_, caller)| caller.place == CallerPlace::Host);
+        let ranges = on_host.filter_map(|(at, _)| Some(io.range(at, port(&loaded.program, at)?.0.bytes)));
+        ranges.reduce(|all, own| [all[0].min(own[0]), all[1].max(own[1])]).unwrap_or_default()
     }
 
     /// Counts a run on the device's memory. Says whether kernels rest from taking the caller's buffers.
-    fn watch_rebinds(&mut self, at: usize) -> bool {
+    fn watch_rebinds(&mut self, at: usize, paths: (IoPath, IoPath)) -> bool {
         let callers = &mut self.states[at].callers;
+        if callers.list.iter().all(|caller| caller.place == CallerPlace::Host) {
+            return false;
+        }
         callers.find_overlaps();
+        // What is on the host is copied in one piece with its side, so nothing else of it can be moved.
+        if paths.0 == IoPath::Host || paths.1 == IoPath::Host {
+            return false;
+        }
         let is_resting = callers.rebinds.begin_run();
         if !is_resting && (0..callers.list.len()).any(|position| callers.is_unfit(position)) {
             callers.rebinds.note();
@@ -240,7 +285,11 @@ impl Parts {
             CallerPlace::Host | CallerPlace::Unused => (staged, false),
             CallerPlace::Rows(_) => (staged, true),
             CallerPlace::Exact if caller.bytes == 0 => (staged, false),
-            CallerPlace::Exact if is_resting || callers.on_host[position] || callers.is_unfit(position) => {
+            CallerPlace::Exact
+                if (is_resting && !callers.kept[position])
+                    || callers.on_host[position]
+                    || callers.is_unfit(position) =>
+            {
                 (staged, true)
             }
             CallerPlace::Exact => (caller.address, false),

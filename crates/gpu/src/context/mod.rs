@@ -11,7 +11,7 @@ use std::time::Duration;
 use precast_driver::{Device, DeviceBuffer, DriverError};
 use precast_program::{
     BoxCopy, CallInputs, CallOutputs, DeviceContext, DeviceEvent, DeviceRun, DeviceSlice, DeviceStream, IoPath,
-    LaunchPath, LoadedProgram, Port, Program, RunError, StepsReason,
+    LaunchPath, LoadedProgram, PlacedInput, PlacedOutput, Port, Program, RunError, StepsReason,
 };
 
 use crate::capture::Clock;
@@ -142,25 +142,35 @@ impl GpuContext {
         let inputs = match inputs {
             CallInputs::Host(buffers) => {
                 check_sizes(&program.inputs, buffers.iter().map(|buffer| buffer.len()))?;
-                parts.add_host_callers(at, input_count);
+                parts.add_host_callers(at, input_count)?;
                 IoPath::Host
             }
             CallInputs::HostRows(slices, _) => {
                 for (slice, port) in slices.iter().zip(&program.inputs) {
                     check_rows(port, slice.bytes.len(), slice.rows.map(BoxCopy::reach))?;
                 }
-                parts.add_host_callers(at, input_count);
+                parts.add_host_callers(at, input_count)?;
                 IoPath::Host
             }
             CallInputs::Device(slices) => {
                 slices.iter().try_for_each(|slice| add_slice(parts, at, slice))?;
                 IoPath::Direct
             }
+            CallInputs::Placed(placed) => {
+                let mut path = IoPath::Direct;
+                for (input, port) in placed.iter().zip(&program.inputs) {
+                    match input {
+                        PlacedInput::Host(bytes) => path = add_host_caller(parts, at, port, bytes.len())?,
+                        PlacedInput::Device(slice) => add_slice(parts, at, slice)?,
+                    }
+                }
+                path
+            }
         };
         let outputs = match outputs {
             CallOutputs::Host(buffers) => {
                 check_sizes(&program.outputs, buffers.iter().map(|buffer| buffer.len()))?;
-                parts.add_host_callers(at, output_count);
+                parts.add_host_callers(at, output_count)?;
                 IoPath::Host
             }
             CallOutputs::HostRows(slices) => {
@@ -168,16 +178,33 @@ impl GpuContext {
                     let reach = slice.rows.map(BoxCopy::reach).map(|(source, target)| (target, source));
                     check_rows(port, slice.bytes.len(), reach)?;
                 }
-                parts.add_host_callers(at, output_count);
+                parts.add_host_callers(at, output_count)?;
                 IoPath::Host
             }
             CallOutputs::Device(slices) => {
                 slices.iter().try_for_each(|slice| add_slice(parts, at, slice))?;
                 IoPath::Direct
             }
+            CallOutputs::Placed(placed) => {
+                let mut path = IoPath::Direct;
+                for (output, port) in placed.iter().zip(&program.outputs) {
+                    match output {
+                        PlacedOutput::Host(bytes) => path = add_host_caller(parts, at, port, bytes.len())?,
+                        PlacedOutput::Device(slice) => add_slice(parts, at, slice)?,
+                    }
+                }
+                path
+            }
         };
         Ok((inputs, outputs))
     }
+}
+
+/// Names a buffer on the host of exactly its Port's bytes.
+fn add_host_caller(parts: &mut Parts, at: usize, port: &Port, bytes: usize) -> Result<IoPath, RunError> {
+    check_sizes(std::slice::from_ref(port), std::iter::once(bytes))?;
+    parts.add_host_callers(at, 1)?;
+    Ok(IoPath::Host)
 }
 
 fn add_slice(parts: &mut Parts, at: usize, slice: &DeviceSlice<'_>) -> Result<(), RunError> {
@@ -219,6 +246,7 @@ impl DeviceContext for GpuContext {
         match inputs {
             CallInputs::Host(buffers) => parts.fill_pinned(at, buffers).map_err(refused)?,
             CallInputs::HostRows(slices, content) => parts.fill_pinned_rows(at, slices, content).map_err(refused)?,
+            CallInputs::Placed(placed) => parts.fill_pinned_placed(at, placed).map_err(refused)?,
             CallInputs::Device(_) => {}
         }
         if let Some(stream) = stream {
@@ -229,13 +257,14 @@ impl DeviceContext for GpuContext {
         if let Some(stream) = stream {
             parts.let_wait(stream).map_err(refused)?;
         }
-        if let CallOutputs::Device(_) = outputs {
+        if output_path != IoPath::Host {
             return Ok(run);
         }
         parts.synchronize().map_err(refused)?;
         match outputs {
             CallOutputs::Host(buffers) => parts.empty_pinned(at, buffers),
             CallOutputs::HostRows(slices) => parts.empty_pinned_rows(at, slices),
+            CallOutputs::Placed(placed) => parts.empty_pinned_placed(at, placed),
             CallOutputs::Device(_) => {}
         }
         Ok(run)

@@ -10,8 +10,8 @@ use std::time::Duration;
 use precast_driver::{Device, DeviceBuffer, DriverError, Event, GraphExec, PinnedBuffer, Stream};
 use precast_ir::eval::eval_graph;
 use precast_program::{
-    DeviceEvent, DeviceRun, HostSlice, HostSliceMut, IoPath, LaunchPath, PadContent, Place, PoisonReason, Program,
-    RunError, Slot, Step, StepsReason,
+    DeviceEvent, DeviceRun, HostSlice, HostSliceMut, IoPath, LaunchPath, PadContent, Place, PlacedInput, PlacedOutput,
+    PoisonReason, Port, Program, RunError, Slot, Step, StepsReason,
 };
 use precast_tensor::Tensor;
 
@@ -67,7 +67,7 @@ pub(super) struct State {
     /// Before what they refer to, so that they are dropped first.
     slots: Vec<(Mode, CaptureSlot<Keeping<Graphs>>)>,
     pub(super) loaded: Arc<Loaded>,
-    io: IoPlan,
+    pub(super) io: IoPlan,
     pub(super) table: WordTable,
     pub(super) callers: Callers,
     /// Why capturing failed the last time.
@@ -79,13 +79,18 @@ pub(super) struct State {
 pub(super) struct Mode {
     pub(super) inputs: IoPath,
     pub(super) outputs: IoPath,
+    /// Begin and end of the bytes of the staging memory that outputs on the host are copied from.
+    pub(super) copied_out: [usize; 2],
 }
 
-/// Where the caller's buffers lie in the staging memory: inputs, then outputs.
+/// Where the caller's buffers lie in the staging memory: inputs, then outputs. Buffers that a run changes in place are the
+/// caller's own and have no place there.
 pub(super) struct IoPlan {
     offsets: Vec<usize>,
     inputs: usize,
     inputs_end: usize,
+    /// By port: whether a run changes it in place.
+    pub(super) kept: Vec<bool>,
     pub(super) bytes: usize,
     /// Bytes of the largest input and the largest output.
     largest: [u64; 2],
@@ -99,12 +104,26 @@ impl IoPlan {
             end += (bytes as usize).div_ceil(SLOT_ALIGN) * SLOT_ALIGN;
             at
         };
-        let mut offsets: Vec<usize> = program.inputs.iter().map(|port| place(port.bytes)).collect();
+        let (kept_inputs, kept_outputs) = program.kept_ports();
+        let staged = |(port, &is_kept): (&Port, &bool)| if is_kept { 0 } else { port.bytes };
+        let inputs = program.inputs.iter().zip(&kept_inputs).map(staged);
+        let mut offsets: Vec<usize> = inputs.map(&mut place).collect();
         let inputs_end = place(0);
-        offsets.extend(program.outputs.iter().map(|port| place(port.bytes)));
+        offsets.extend(program.outputs.iter().zip(&kept_outputs).map(staged).map(&mut place));
         let largest = [&program.inputs, &program.outputs]
             .map(|ports| ports.iter().map(|port| port.bytes).max().unwrap_or_default());
-        IoPlan { offsets, inputs: program.inputs.len(), inputs_end, bytes: place(0), largest }
+        let kept = [kept_inputs, kept_outputs].concat();
+        IoPlan { offsets, inputs: program.inputs.len(), inputs_end, kept, bytes: place(0), largest }
+    }
+
+    /// The bytes of the outputs.
+    pub(super) fn outputs(&self) -> [usize; 2] {
+        [self.inputs_end, self.bytes]
+    }
+
+    /// The bytes of a port in the staging memory.
+    pub(super) fn range(&self, position: usize, bytes: u64) -> [usize; 2] {
+        [self.offsets[position], self.offsets[position] + bytes as usize]
     }
 }
 
@@ -166,7 +185,7 @@ impl Parts {
         }
         let ports = io.offsets.len();
         let table = WordTable::new(&self.stream, ports * (1 + rows::MOVE_WORDS))?;
-        let callers = Callers::new(&loaded.program, ports_on_host(&loaded, ports));
+        let callers = Callers::new(&loaded.program, ports_on_host(&loaded, ports), io.kept.clone());
         self.states.push(State { slots: Vec::new(), loaded, io, table, callers, failure: None });
         Ok(self.states.len() - 1)
     }
@@ -254,6 +273,28 @@ impl Parts {
         let (pinned, io) = (self.pinned.as_slice(), &self.states[at].io);
         for (output, &start) in outputs.iter_mut().zip(&io.offsets[io.inputs..]) {
             output.copy_from_slice(&pinned[start..start + output.len()]);
+        }
+    }
+
+    /// Copies those inputs that lie on the host to the pinned memory.
+    pub(super) fn fill_pinned_placed(&mut self, at: usize, inputs: &[PlacedInput<'_>]) -> Result<(), DriverError> {
+        self.free_pinned()?;
+        let pinned = self.pinned.as_mut_slice();
+        for (input, &start) in inputs.iter().zip(&self.states[at].io.offsets) {
+            if let PlacedInput::Host(bytes) = input {
+                pinned[start..start + bytes.len()].copy_from_slice(bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies those outputs that lie on the host from the pinned memory, after the stream was waited for.
+    pub(super) fn empty_pinned_placed(&self, at: usize, outputs: &mut [PlacedOutput<'_>]) {
+        let (pinned, io) = (self.pinned.as_slice(), &self.states[at].io);
+        for (output, &start) in outputs.iter_mut().zip(&io.offsets[io.inputs..]) {
+            if let PlacedOutput::Host(bytes) = output {
+                bytes.copy_from_slice(&pinned[start..start + bytes.len()]);
+            }
         }
     }
 
@@ -416,7 +457,7 @@ impl Parts {
         }
         if position + 1 == loaded.segments.len() {
             match mode.outputs {
-                IoPath::Host => self.copy_out(at)?,
+                IoPath::Host => self.copy_out(mode.copied_out)?,
                 IoPath::Rows => self.move_rows(at, false)?,
                 IoPath::Direct => {}
             }
@@ -430,10 +471,9 @@ impl Parts {
         unsafe { self.stream.copy_to_device(&self.staging, 0, &self.pinned, 0..bytes) }
     }
 
-    fn copy_out(&self, at: usize) -> Result<(), DriverError> {
-        let IoPlan { inputs_end, bytes, .. } = self.states[at].io;
+    fn copy_out(&self, [start, end]: [usize; 2]) -> Result<(), DriverError> {
         // SAFETY: both buffers live as long as the stream and its captures, and runs wait before they read the pinned one.
-        unsafe { self.stream.copy_from_device(&self.pinned, inputs_end..bytes, &self.staging, inputs_end) }
+        unsafe { self.stream.copy_from_device(&self.pinned, start..end, &self.staging, start) }
     }
 
     /// Moves the rows of a side, as the table says.
@@ -536,7 +576,7 @@ impl Parts {
             }
             marks.push(mark().map_err(refused)?);
         }
-        self.copy_out(at).map_err(refused)?;
+        self.copy_out(self.states[at].io.outputs()).map_err(refused)?;
         self.stream.synchronize().map_err(refused)?;
         let mut times = Vec::new();
         for pair in marks.windows(2) {

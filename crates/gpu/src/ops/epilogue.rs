@@ -215,6 +215,47 @@ impl Epilogue {
         Some(Epilogue { text, operands, suffix })
     }
 
+    /// What becomes of several sums of one place: `sums` are values of the body, `nodes` what computes the result from them.
+    /// `None` if a node has no expression here.
+    pub fn of_sums(
+        site: &Site,
+        body: &Graph,
+        coordinates: &Coordinates,
+        sums: &[ValueId],
+        nodes: &[&Node],
+    ) -> Option<Epilogue> {
+        let (operands, fields, loads, locals) = (Vec::new(), String::new(), String::new(), String::new());
+        let mut reader = Reader { site, coordinates, operands, fields, loads, locals };
+        let mut names: Vec<(ValueId, Named)> =
+            sums.iter().enumerate().map(|(at, &sum)| (sum, (DType::F32, format!("sums[{at}]")))).collect();
+        let mut steps = String::new();
+        for (position, node) in nodes.iter().enumerate() {
+            let (dtype, expression) = expression(body, node, &mut names, &mut reader)?;
+            let value = format!("v{position}");
+            let _ = writeln!(steps, "        {} {value} = {expression};", value_type(dtype)?);
+            names.push((node.outputs[0], (dtype, value)));
+        }
+        let [output] = body.outputs() else { return None };
+        let (_, (_, result)) =
+            names.iter().find(|(value, (dtype, _))| *value == output.value && *dtype == DType::F32)?;
+        if body.ty(output.value).shape()? != coordinates.shape {
+            return None;
+        }
+        let members: String = reader.operands.iter().enumerate().fold(String::new(), |mut text, (at, (_, dtype))| {
+            let _ = writeln!(text, "    const {} *p{at};", memory_type(*dtype).unwrap_or("u8"));
+            text
+        });
+        let suffix = nodes.iter().fold(String::new(), |text, node| text + "+" + elementwise::function(&node.op));
+        let Reader { operands, fields, loads, locals, .. } = reader;
+        let text = format!(
+            "struct Epilogue {{\n{members}    template <int W> struct Operands {{\n{fields}    }};\n    template <int W> \
+             DEVICE_MEMBER Operands<W> load(i64 row, int column, i64 at) const {{\n        Operands<W> q;\n{loads}        \
+             return q;\n    }}\n    DEVICE_MEMBER f32 join(const f32 *sums, const Operands<1> &q) const {{\n        \
+             const int i = 0;\n{locals}{steps}        return {result};\n    }}\n}};\n"
+        );
+        Some(Epilogue { text, operands, suffix })
+    }
+
     /// Its operands as parameters of a kernel from position `first` on, and as members of the struct.
     pub fn parameters(&self, first: usize) -> [String; 2] {
         let (mut parameters, mut values) = (String::new(), Vec::new());

@@ -12,6 +12,9 @@ use crate::ops::tiles::{GEMV_ROWS_MAX, GEMV_WARPS, SplitBy, Tactic, Tile};
 /// Blocks along the third axis of a grid.
 const GRID_MAX: usize = 65535;
 
+/// Rows and columns of a part of a matrix that is turned at once.
+const SQUARE: usize = 64;
+
 /// Whether a product has few rows and a matrix with, or as a constant given, neighbours along the inner axis.
 pub(crate) fn is_streamable(product: &Product) -> bool {
     let [m, n, k] = product.mnk;
@@ -69,13 +72,18 @@ pub(crate) fn lower(arch: &Arch, product: &Product, columns: usize) -> Option<Lo
 }
 
 /// A matrix [k, n] as [n, k].
-fn transposed(tensor: &Tensor, k: usize, n: usize) -> Option<Tensor> {
+pub(crate) fn transposed(tensor: &Tensor, k: usize, n: usize) -> Option<Tensor> {
     let (size, bytes) = (tensor.dtype().size_bytes(), tensor.as_bytes());
     let mut turned = vec![0; bytes.len()];
-    for row in 0..k {
-        for column in 0..n {
-            let (from, to) = ((row * n + column) * size, (column * k + row) * size);
-            turned[to..to + size].copy_from_slice(&bytes[from..from + size]);
+    // Squares whose lines of both matrices stay in a core's cache.
+    for (first_row, first_column) in
+        (0..k).step_by(SQUARE).flat_map(|row| (0..n).step_by(SQUARE).map(move |column| (row, column)))
+    {
+        for column in first_column..n.min(first_column + SQUARE) {
+            for row in first_row..k.min(first_row + SQUARE) {
+                let (from, to) = ((row * n + column) * size, (column * k + row) * size);
+                turned[to..to + size].copy_from_slice(&bytes[from..from + size]);
+            }
         }
     }
     Tensor::new(tensor.dtype(), [n, k], turned.into()).ok()

@@ -1,6 +1,9 @@
 //! Kernels by family.
 
+pub mod append_to_cache;
+pub mod arg_reduce_parts;
 pub mod attention;
+pub mod cached_attention;
 pub mod conv;
 mod conv_depthwise;
 mod conv_transpose;
@@ -22,6 +25,7 @@ pub mod random;
 pub mod reduce;
 pub mod scatter;
 pub mod sequence;
+pub mod stream;
 pub mod tiles;
 pub mod topk;
 pub mod window;

@@ -251,7 +251,7 @@ fn has_groups(arch: &Arch) -> bool {
 }
 
 /// Whether blocks may read each other's shared memory: from sm_90 on.
-fn has_clusters(arch: &Arch) -> bool {
+pub(crate) fn has_clusters(arch: &Arch) -> bool {
     let digits: String = arch.name.strip_prefix("sm_").unwrap_or("").chars().take_while(char::is_ascii_digit).collect();
     arch.vendor == Vendor::Cuda && digits.parse::<u32>().is_ok_and(|number| number >= 90)
 }

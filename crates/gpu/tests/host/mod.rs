@@ -97,6 +97,25 @@ impl Case {
         case
     }
 
+    /// One fused node with this body; of its operands those that are named are constants of the graph.
+    pub fn fused_with_constants(name: &str, body: Graph, operands: &[Tensor], constants: &[usize]) -> Case {
+        let mut graph = Graph::new("");
+        let mut values = Vec::new();
+        for (at, operand) in operands.iter().enumerate() {
+            values.push(match constants.contains(&at) {
+                true => graph.add_constant(operand.clone()),
+                false => graph.add_input("", operand.type_()),
+            });
+        }
+        let outputs = graph.add_node(Fused { body }, &values, &Default::default()).unwrap();
+        for output in outputs {
+            graph.add_output("", output);
+        }
+        let given = operands.iter().enumerate().filter(|(at, _)| !constants.contains(at));
+        let inputs = given.map(|(_, operand)| operand.clone()).collect();
+        Case { name: name.to_string(), graph, inputs, layouts: Layouts::default(), slack: 0.0 }
+    }
+
     /// Allows a further error, relative to the largest element.
     pub fn with_slack(mut self, slack: f64) -> Case {
         self.slack = slack;
@@ -182,14 +201,22 @@ pub fn launch_count(case: &Case) -> usize {
 
 fn first_difference(case: &Case, outputs: &[Tensor]) -> Option<String> {
     // The tolerance of a fused node is that of its body.
-    let body = match case.graph.nodes() {
+    let whole = || (case.graph.clone(), case.inputs.clone());
+    let (body, inputs) = match case.graph.nodes() {
         [node] => match &node.op {
-            Op::Fused(fused) => fused.body.clone(),
-            _ => case.graph.clone(),
+            Op::Fused(fused) => {
+                let given = case.graph.inputs().iter().zip(&case.inputs);
+                let operand = |value: &ValueId| match case.graph.constant(*value) {
+                    Some(tensor) => tensor.clone(),
+                    None => given.clone().find(|(input, _)| *input == value).unwrap().1.clone(),
+                };
+                (fused.body.clone(), node.inputs.iter().map(operand).collect())
+            }
+            _ => whole(),
         },
-        _ => case.graph.clone(),
+        _ => whole(),
     };
-    let reference = match Reference::new(&body, &case.inputs) {
+    let reference = match Reference::new(&body, &inputs) {
         Ok(reference) => reference,
         Err(error) => return Some(format!("the reference fails: {error}")),
     };

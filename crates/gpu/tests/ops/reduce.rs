@@ -122,6 +122,13 @@ fn index_reductions() {
             cases.push(Case::new(op.clone(), &[of_values(DType::F32, &[4], &[0.0, -0.0, -0.0, 0.0])]));
             cases.push(Case::new(op, &[numbers(DType::F32, &[1000], 2, 0.0, 5.0)]));
             let op = ArgReduce { func, axis: 1, keep_dims: false, last };
+            for dtype in [DType::F32, DType::BF16, DType::I64] {
+                // Long rows have several blocks, and equal elements in many of them.
+                cases.push(Case::new(op.clone(), &[numbers(dtype, &[2, 9001], 2, 0.0, 5.0)]));
+            }
+            let mut long = vec![1.0; 8192];
+            (long[5000], long[7000]) = (f64::NAN, f64::NAN);
+            cases.push(Case::new(op.clone(), &[of_values(DType::F32, &[1, 8192], &long)]));
             cases.push(Case::new(op, &[numbers(DType::F32, &[2, 5, 3, 4], 2, 0.0, 5.0)]).channels_last());
         }
     }

@@ -2,6 +2,7 @@
 //! families share: index arithmetic, broadcasting, and reading elements as numbers. `raw` moves elements as bytes.
 
 pub mod attention;
+pub mod cache;
 pub mod control;
 pub mod conv;
 pub mod elementwise;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use precast_ir::graph::Provenance;
 use precast_ir::{Definition, Graph, Op, ValueId, symbolic};
-use precast_tensor::{Dim, Symbol, SymbolRange, Tensor, Type};
+use precast_tensor::{DType, Dim, Symbol, SymbolRange, Tensor, Type};
 
 use crate::reader::{Budget, ReadError};
 
@@ -47,8 +47,8 @@ pub struct Builder {
     fresh: Rc<Cell<u32>>,
     /// How many tokens of each row are cached, where the past is a cache with room left.
     pub cache_lengths: Option<ValueId>,
-    /// Whether attention behind such a cache is one node.
-    pub keeps_attention: bool,
+    /// Element types for which attention behind such a cache is one node.
+    pub keeps_attention: Vec<DType>,
 }
 
 impl Builder {
@@ -63,7 +63,7 @@ impl Builder {
             tensor_bytes_max,
             fresh: Rc::new(Cell::new(0)),
             cache_lengths: None,
-            keeps_attention: false,
+            keeps_attention: Vec::new(),
         }
     }
 

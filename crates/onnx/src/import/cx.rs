@@ -129,9 +129,9 @@ impl<'n, 'g> NodeCx<'n, 'g> {
         self.builder.cache_lengths
     }
 
-    /// Whether attention behind a cache is one node.
-    pub fn keeps_attention(&self) -> bool {
-        self.builder.keeps_attention
+    /// Whether attention of this type behind a cache is one node.
+    pub fn keeps_attention(&self, dtype: DType) -> bool {
+        self.builder.keeps_attention.contains(&dtype)
     }
 
     /// All inputs, none of which may be absent.

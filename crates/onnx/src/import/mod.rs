@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use precast_ir::graph::Provenance;
 use precast_ir::{Graph, ValueId};
-use precast_tensor::{Dim, Tensor, Type};
+use precast_tensor::{DType, Dim, Tensor, Type};
 
 use crate::operators;
 use crate::proto::{FunctionProto, NodeProto};
@@ -107,8 +107,8 @@ pub struct ImportOptions {
     /// An input of its own, i32 [rows], that says how many tokens of each row are cached. With it, nodes of attention read
     /// their past as a cache with room left, and give the keys and values of new tokens alone as present ones.
     pub cache_lengths: Option<(String, Type)>,
-    /// Whether attention behind such a cache is one node, for targets that have a kernel for it; else it is composed.
-    pub keeps_attention: bool,
+    /// Element types for which attention behind such a cache is one node, as the target has a kernel for it; else it is composed.
+    pub keeps_attention: Vec<DType>,
 }
 
 /// A model as a Graph, and what a person should know about how it became one.
@@ -139,7 +139,7 @@ pub fn import(file: &ModelFile, options: &ImportOptions) -> Result<Imported, Imp
     if let Some((name, ty)) = &options.cache_lengths {
         let lengths = builder.add_input(name, ty.clone());
         builder.cache_lengths = Some(lengths);
-        builder.keeps_attention = options.keeps_attention;
+        builder.keeps_attention = options.keeps_attention.clone();
     }
     let opsets = opsets_of(model.opset_import.iter().map(|set| (set.domain.as_str(), set.version)));
     importer.import_nodes(&mut builder, &graph.node, &opsets, 0)?;

@@ -22,3 +22,16 @@ pub(super) fn cached_attention(op: &CachedAttention, view: &View<'_>) -> Answer 
         false => all_whole(view),
     }
 }
+
+/// Every operand has the rows first, and so have the results.
+pub(super) fn append_to_cache(view: &View<'_>) -> Answer {
+    let carriers: Vec<(usize, usize)> = (0..view.states.len()).map(|input| (input, 0)).collect();
+    let others = carriers.iter().filter_map(|(input, _)| view.rows(*input)).find(|rows| rows.axis != 0);
+    if let Some(rows) = others {
+        return Err(view.over(rows.axis, "writes"));
+    }
+    match carriers.iter().any(|(input, _)| view.rows(*input).is_some()) {
+        true => in_step(view, &carriers, 0),
+        false => all_whole(view),
+    }
+}

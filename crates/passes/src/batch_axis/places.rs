@@ -115,6 +115,7 @@ fn fact(op: &Op, view: &View<'_>, state: &State, output: &[Dim]) -> Option<Known
         Op::Conv(_) | Op::ConvInt(_) | Op::ConvTranspose(_) | Op::Pool(_) | Op::PoolIndices(_) => None,
         Op::RoiAlign(_) | Op::Resize(_) | Op::GridSample(_) | Op::Softmax(_) | Op::LayerNorm(_) => None,
         Op::RmsNorm(_) | Op::GroupNorm(_) | Op::Lrn(_) | Op::Recurrent(_) | Op::CachedAttention(_) => None,
+        Op::AppendToCache(_) => None,
         Op::GatherElements(_) | Op::GatherNd(_) | Op::ScatterElements(_) | Op::ScatterNd(_) => None,
         Op::Topk(_) | Op::NonZero(_) | Op::Nms(_) | Op::Pad(_) | Op::Quantize(_) | Op::Dequantize(_) => None,
         Op::Unpack(_) => None,

@@ -208,7 +208,7 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         if !is_causal {
             return Err(Fault::Unsupported("causal=0 with a cache is not covered".to_string()));
         }
-        if cx.keeps_attention() && cx.dtype(q) == DType::F32 {
+        if cx.keeps_attention(cx.dtype(q)) {
             let rotary = match (do_rotary, rotation.is_interleaved) {
                 (false, _) => RotaryFn::None,
                 (true, false) => RotaryFn::Half,
