@@ -141,7 +141,7 @@ impl Product {
         let fill = step.constant(self.levels.input).zip(step.constant(self.scales)).map(|(levels, scales)| {
             move |packed: &mut [u32]| {
                 let zero_points: Option<Vec<u8>> = zero_points.map(|tensor| {
-                    tensor.as_bytes().iter().map(|&zero| self.from_least(zero)).collect()
+                    tensor.as_bytes().iter().map(|&zero| self.counted_from_least(zero)).collect()
                 });
                 let level = self.level_of(levels);
                 self.weights.pack(level, &f32_elements(scales.as_bytes()), zero_points.as_deref(), packed);
@@ -158,12 +158,12 @@ impl Product {
         move |column, k| {
             let at = column * k_count + k;
             let byte = bytes[at / per_byte];
-            self.from_least(self.levels.unpack.as_ref().map_or(byte, |unpack| unpack.element(byte, at % per_byte)))
+            self.counted_from_least(self.levels.unpack.as_ref().map_or(byte, |unpack| unpack.element(byte, at % per_byte)))
         }
     }
 
     /// A level of the weights' type counted from the least one.
-    fn from_least(&self, level: u8) -> u8 {
+    fn counted_from_least(&self, level: u8) -> u8 {
         if self.levels.is_signed { level.wrapping_add(self.weights.code.origin()) } else { level }
     }
 }
