@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::OnceLock;
 
 use precast::{Argument, DType};
 use precast_onnx::dtype_from_number;
@@ -17,20 +18,40 @@ use crate::runtime::{Runtime, bytes_at};
 pub(crate) struct Computation {
     table: OrtNodeComputeInfo,
     runtime: Runtime,
-    engine: Engine,
+    engine: OnceLock<Engine>,
+    /// What makes the engine once the runtime is known to use the node; none where it is there from the start.
+    open: Option<OpenEngine>,
     /// For each input of the model, its place among the node's.
     inputs: Vec<usize>,
     /// For each output of the model, its place among the node's.
     outputs: Vec<usize>,
 }
 
+/// Makes an engine.
+pub(crate) type OpenEngine = Box<dyn Fn() -> Result<Engine, EpError> + Send + Sync>;
+
+/// Where the inputs and outputs of a model stand among those of its fused node.
+pub(crate) struct Places {
+    pub(crate) inputs: Vec<usize>,
+    pub(crate) outputs: Vec<usize>,
+}
+
 impl Computation {
     /// A computation that the runtime owns until `release`.
-    pub(crate) fn create(
+    pub(crate) fn create(runtime: Runtime, engine: Engine, places: Places) -> *mut OrtNodeComputeInfo {
+        Computation::leak(runtime, engine.into(), None, places)
+    }
+
+    /// A computation whose engine is made when the runtime makes the node's state.
+    pub(crate) fn create_later(runtime: Runtime, open: OpenEngine, places: Places) -> *mut OrtNodeComputeInfo {
+        Computation::leak(runtime, OnceLock::new(), Some(open), places)
+    }
+
+    fn leak(
         runtime: Runtime,
-        engine: Engine,
-        inputs: Vec<usize>,
-        outputs: Vec<usize>,
+        engine: OnceLock<Engine>,
+        open: Option<OpenEngine>,
+        places: Places,
     ) -> *mut OrtNodeComputeInfo {
         let table = OrtNodeComputeInfo {
             version: runtime.version,
@@ -38,7 +59,8 @@ impl Computation {
             compute: Some(compute),
             release_state: Some(release_state),
         };
-        Box::into_raw(Box::new(Computation { table, runtime, engine, inputs, outputs })).cast()
+        let Places { inputs, outputs } = places;
+        Box::into_raw(Box::new(Computation { table, runtime, engine, open, inputs, outputs })).cast()
     }
 
     /// Ends a computation.
@@ -51,17 +73,34 @@ impl Computation {
             drop(unsafe { Box::from_raw(info.cast::<Computation>()) });
         }
     }
+
+    /// # Safety
+    /// The table is that of a computation that lives.
+    unsafe fn of<'a>(info: *const OrtNodeComputeInfo) -> &'a Computation {
+        // SAFETY: the table is the first field, and the caller says that the computation lives.
+        unsafe { &*info.cast() }
+    }
+
+    fn open_engine(&self) -> Result<(), EpError> {
+        if let Some(open) = self.open.as_ref().filter(|_| self.engine.get().is_none()) {
+            // Of two that were made at once one is kept.
+            let _ = self.engine.set(open()?);
+        }
+        Ok(())
+    }
 }
 
-/// All that a run changes lies in contexts of its Session, so a node has no state.
+/// All that a run changes lies in contexts of its Session, so a node has no state of its own.
 unsafe extern "C" fn create_state(
-    _info: *mut OrtNodeComputeInfo,
+    info: *mut OrtNodeComputeInfo,
     _context: *mut OrtNodeComputeContext,
     state: *mut *mut c_void,
 ) -> *mut OrtStatus {
     // SAFETY: the place is ours to write.
     unsafe { *state = null_mut() };
-    null_mut()
+    // SAFETY: the runtime hands back a computation that lives.
+    let computation = unsafe { Computation::of(info) };
+    computation.runtime.guard("CreateState", || computation.open_engine())
 }
 
 unsafe extern "C" fn release_state(_info: *mut OrtNodeComputeInfo, _state: *mut c_void) {}
@@ -72,10 +111,12 @@ unsafe extern "C" fn compute(
     context: *mut OrtKernelContext,
 ) -> *mut OrtStatus {
     // SAFETY: the runtime hands back a computation that lives; runs only read it.
-    let computation = unsafe { &*info.cast::<Computation>() };
+    let computation = unsafe { Computation::of(info) };
     computation.runtime.guard("Compute", || {
+        let engine =
+            computation.engine.get().ok_or_else(|| EpError::other("a run before the node's state was made"))?;
         let memory = KernelMemory::new(computation, context)?;
-        computation.engine.run(&memory)
+        engine.run(&memory)
     })
 }
 

@@ -7,8 +7,10 @@ pub mod abi;
 mod attributes;
 #[cfg(test)]
 mod callback_tests;
+mod captures;
 mod compute;
 mod context_node;
+mod control_flow;
 mod engine;
 mod environment;
 mod error;
