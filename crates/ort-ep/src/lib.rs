@@ -17,6 +17,7 @@ mod error;
 mod factory;
 mod graph;
 mod known_shapes;
+mod placement;
 mod provider;
 mod runtime;
 mod session_options;
