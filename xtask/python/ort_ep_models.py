@@ -99,6 +99,63 @@ def captures():
     return proto
 
 
+def nested():
+    """Branches inside a branch: one body reads an input that nobody else does, another a value of the body around it."""
+    innermost = [
+        helper.make_graph([helper.make_node("Mul", ["x", "two"], ["a"])], "inner_then", [], [value("a", [4])]),
+        helper.make_graph([helper.make_node("Neg", ["made"], ["b"])], "inner_else", [], [value("b", [4])]),
+    ]
+    then_nodes = [
+        helper.make_node("Add", ["z", "two"], ["made"]),
+        helper.make_node("If", ["inner"], ["picked"], then_branch=innermost[0], else_branch=innermost[1]),
+        helper.make_node("Abs", ["picked"], ["then_out"]),
+    ]
+    then_branch = helper.make_graph(then_nodes, "then", [], [value("then_out", [4])])
+    else_branch = helper.make_graph(
+        [helper.make_node("Sub", ["x", "z"], ["else_out"])], "else", [], [value("else_out", [4])]
+    )
+    nodes = [
+        helper.make_node("If", ["outer"], ["chosen"], then_branch=then_branch, else_branch=else_branch),
+        helper.make_node("Exp", ["chosen"], ["y"]),
+    ]
+    two = numpy_helper.from_array(np.full(1, 2, np.float32), "two")
+    flags = [value(name, [], TensorProto.BOOL) for name in ("outer", "inner")]
+    return model(nodes, [value("x", [4]), value("z", [4])] + flags, [value("y", [4])], [two])
+
+
+def rounds():
+    """A loop whose body alone reads an input; it carries one value and lists another."""
+    body_nodes = [
+        helper.make_node("Add", ["carried", "x"], ["next"]),
+        helper.make_node("Identity", ["next"], ["listed"]),
+        helper.make_node("Identity", ["going"], ["still"]),
+    ]
+    body_inputs = [
+        value("round", [], TensorProto.INT64),
+        value("going", [], TensorProto.BOOL),
+        value("carried", [4]),
+    ]
+    body_outputs = [value("still", [], TensorProto.BOOL), value("next", [4]), value("listed", [4])]
+    body = helper.make_graph(body_nodes, "body", body_inputs, body_outputs)
+    nodes = [
+        helper.make_node("Loop", ["count", "", "start"], ["last", "all"], body=body),
+        helper.make_node("Neg", ["all"], ["y"]),
+    ]
+    inputs = [value("x", [4]), value("start", [4]), value("count", [], TensorProto.INT64)]
+    return model(nodes, inputs, [value("last", [4]), value("y", [None, 4])])
+
+
+def scanned():
+    """A scan whose body alone reads an input."""
+    body_nodes = [helper.make_node("Mul", ["row", "x"], ["scaled"]), helper.make_node("Identity", ["s"], ["t"])]
+    body = helper.make_graph(
+        body_nodes, "body", [value("s", [4]), value("row", [4])], [value("t", [4]), value("scaled", [4])]
+    )
+    nodes = [helper.make_node("Scan", ["start", "rows"], ["last", "y"], body=body, num_scan_inputs=1)]
+    inputs = [value("x", [4]), value("start", [4]), value("rows", [3, 4])]
+    return model(nodes, inputs, [value("last", [4]), value("y", [3, 4])])
+
+
 def sizes_by_values():
     """An output whose size only a run decides."""
     nodes = [helper.make_node("NonZero", ["x"], ["y"])]
@@ -164,11 +221,16 @@ def texts():
 MODELS = {
     "mlp": mlp(),
     "add_one": add_one(),
+    "fan4": fan(4),
     "fan64": fan(64),
+    "fan100": fan(100),
     "chain50": chain(50),
     "foreign_middle": foreign_middle(),
     "branches": branches(),
     "captures": captures(),
+    "nested": nested(),
+    "rounds": rounds(),
+    "scanned": scanned(),
     "sizes_by_values": sizes_by_values(),
     "shape_input": shape_input(),
     "attributes": attributes(),

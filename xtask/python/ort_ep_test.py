@@ -109,16 +109,35 @@ def test_external_data_and_models_in_memory():
     compare(open_session(data).run(None, rows(3)), cpu(data).run(None, rows(3)))
 
 
-def test_attributes_of_every_kind_and_bodies_of_nodes():
+def test_attributes_of_every_kind():
     both("attributes", [{"x": np.arange(25, dtype=np.float32).reshape(1, 1, 5, 5) - 12}])
-    x = np.arange(4, dtype=np.float32)
-    feeds = [{"x": x, "flag": np.array(flag)} for flag in (True, False, True)]
+
+
+def test_bodies_read_values_that_nobody_else_does():
+    x, z = np.arange(4, dtype=np.float32), np.linspace(-1, 1, 4).astype(np.float32)
+    both("branches", [{"x": x, "flag": np.array(flag)} for flag in (True, False, True)])
+    both("captures", [{"x": x, "flag": np.array(flag)} for flag in (True, False, True)])
+    flags = [(True, True), (True, False), (False, True), (False, False)]
+    both("nested", [{"x": x, "z": z, "outer": np.array(outer), "inner": np.array(inner)} for outer, inner in flags])
+    both("rounds", [{"x": x, "start": z, "count": np.array(count)} for count in (3, 1, 0, 5)])
+
+
+def test_a_scan_whose_body_alone_reads_an_input_needs_a_newer_runtime():
+    feed = {name: np.arange(4, dtype=np.float32) for name in ("x", "start")}
+    feed["rows"] = np.arange(12, dtype=np.float32).reshape(3, 4)
     if VERSION >= (1, 27):
-        both("branches", feeds)
-    else:
-        text = error_of(lambda: open_session(path("branches"), {"strict": "1"}, strict_runtime=False))
-        assert "does not hand over" in text, text
-    both("captures", feeds)
+        both("scanned", [feed])
+        return
+    text = error_of(lambda: open_session(path("scanned"), {"strict": "1"}, strict_runtime=False))
+    assert "'x' is read by bodies of Scan alone" in text and "does not hand over" in text, text
+    session = open_session(path("scanned"), strict_runtime=False)
+    compare(session.run(None, feed), cpu(path("scanned")).run(None, feed))
+
+
+def test_branches_that_the_runtime_runs_are_not_saved_compiled():
+    target = os.path.join(WORK, "branches_context.onnx")
+    text = error_of(lambda: context_model("branches", target, {"strict": "1"}))
+    assert "does not hand over" in text or "it cannot be saved" in text, text
 
 
 def test_element_types_keep_their_layout():
@@ -250,7 +269,7 @@ def test_6_a_session_outlives_the_registration():
 
 def test_8_opening_many_times_takes_no_more_memory():
     def open_all():
-        for name in ("attributes", "captures", "types"):
+        for name in ("attributes", "captures", "nested", "rounds", "types"):
             open_session(path(name))
 
     for _ in range(10):
@@ -259,7 +278,7 @@ def test_8_opening_many_times_takes_no_more_memory():
     for _ in range(40):
         open_all()
     grown = resident_mb() - before
-    assert grown < 12, f"{grown:.1f} MiB more after 120 sessions"
+    assert grown < 12, f"{grown:.1f} MiB more after 200 sessions"
 
 
 def test_9_the_package_names_its_library_and_it_may_be_loaded_twice():

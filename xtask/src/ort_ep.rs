@@ -23,11 +23,6 @@ const THREADS: usize = 2;
 /// What generates text on the newest.
 const GENAI: &str = "onnxruntime-genai==0.18.0";
 
-/// Models whose inputs only bodies of branches read, which runtimes before 1.27 do not hand to a plugin.
-const CAPTURING: &[&str] = &["silero_vad", "whisper_tiny_q8_decoder"];
-/// What is then said.
-const NOT_HANDED_OVER: &str = "before 1.27 does not hand over";
-
 const MODELS_SCRIPT: &str = include_str!("../python/ort_ep_models.py");
 const TEST_SCRIPT: &str = include_str!("../python/ort_ep_test.py");
 const RUN_SCRIPT: &str = include_str!("../python/ort_ep_run.py");
@@ -161,8 +156,6 @@ struct ModelReport {
     name: String,
     ok: bool,
     worst_rel_err: Option<f64>,
-    /// Whether this version cannot give the model to a plugin, and it was said so.
-    is_refused: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
@@ -184,7 +177,6 @@ fn check_models(library: &Path, arguments: &OrtEpArguments) -> Result<()> {
             let checked = check_model(library, cache.path(), version, model);
             let report = report(version, model, checked);
             let verdict = match &report {
-                ModelReport { is_refused: true, .. } => "refused, as it must be".to_string(),
                 ModelReport { error: Some(error), .. } => format!("FAILED: {error}"),
                 ModelReport { worst_rel_err, .. } => format!("ok, relative error {:.1e}", worst_rel_err.unwrap_or(0.0)),
             };
@@ -198,9 +190,8 @@ fn check_models(library: &Path, arguments: &OrtEpArguments) -> Result<()> {
     let failed =
         reports.iter().filter(|report| !report.ok).map(|report| format!("{} on {}", report.name, report.version));
     let failed: Vec<String> = failed.collect();
-    let refused = reports.iter().filter(|report| report.is_refused).count();
-    let agreeing = reports.len() - failed.len() - refused;
-    eprintln!("{agreeing} of {} runs agree with the runtime's own kernels, {refused} are refused", reports.len());
+    let agreeing = reports.len() - failed.len();
+    eprintln!("{agreeing} of {} runs agree with the runtime's own kernels", reports.len());
     ensure!(failed.is_empty(), "models that do not agree: {}", failed.join(", "));
     Ok(())
 }
@@ -210,11 +201,7 @@ fn report(version: &str, model: &ModelEntry, checked: Result<(f64, Option<String
         Ok((worst, fault)) => (Some(worst), fault),
         Err(error) => (None, Some(format!("{error:#}"))),
     };
-    let is_older = VERSIONS.first() == Some(&version);
-    let is_refusal = error.as_ref().is_some_and(|error| error.contains(NOT_HANDED_OVER));
-    let is_refused = is_older && is_refusal && CAPTURING.contains(&model.name.as_str());
-    let ok = error.is_none() || is_refused;
-    ModelReport { version: version.to_string(), name: model.name.clone(), ok, worst_rel_err, is_refused, error }
+    ModelReport { version: version.to_string(), name: model.name.clone(), ok: error.is_none(), worst_rel_err, error }
 }
 
 /// The worst error of a model, and the first output that is too far away.

@@ -15,12 +15,19 @@ use crate::venv::{call, python_with};
 const REQUIREMENTS: &str = include_str!("../python/requirements_python.txt");
 /// What the tests on a cluster use.
 const RAY_REQUIREMENTS: &str = include_str!("../python/requirements_ray.txt");
+/// What builds a wheel for systems older than this one.
+const ZIG_REQUIREMENTS: &str = "maturin>=1.9,<2\nziglang>=0.15,<1\n";
+/// The oldest systems that such a wheel is installed on; maturin looks for symbols that they have not.
+const OLDEST: &str = "manylinux_2_28";
 /// A first script, as somebody who comes from onnxruntime writes it.
 const TUTORIAL: &str = include_str!("../python/tutorial.py");
 
 /// Arguments of `cargo xtask python`.
 #[derive(Args)]
 pub struct PythonArguments {
+    /// Build the wheel as it is given to others, for systems with an older C library than this one.
+    #[arg(long)]
+    manylinux: bool,
     /// Leave out what is not about the wheel itself: types and the clean environment.
     #[arg(long)]
     quick: bool,
@@ -39,7 +46,7 @@ pub struct RayArguments {
 
 /// Builds the wheel and runs the tests of the package.
 pub fn run(arguments: &PythonArguments) -> Result<()> {
-    let wheel = build_wheel()?;
+    let wheel = if arguments.manylinux { build_wheel_for_older_systems()? } else { build_wheel()? };
     if !arguments.quick {
         run_tutorial(&wheel)?;
     }
@@ -75,14 +82,32 @@ fn package() -> PathBuf {
 /// Builds the wheel in the profile that examples and the README's first command are built in.
 fn build_wheel() -> Result<PathBuf> {
     let python = python_with("venv-python", REQUIREMENTS)?;
-    let folder = paths::cache().join("wheels");
+    build_wheel_with(&python, &[], "wheels")
+}
+
+/// Builds the wheel against the C library of older systems, which zig has the names of. Nothing is shared with other builds, so
+/// this takes as long as building everything.
+fn build_wheel_for_older_systems() -> Result<PathBuf> {
+    let python = python_with("venv-zig", ZIG_REQUIREMENTS)?;
+    let wheel = build_wheel_with(&python, &["--zig", "--compatibility", OLDEST], "wheels-manylinux")?;
+    let name = wheel.file_name().unwrap_or_default().to_string_lossy();
+    ensure!(name.contains(OLDEST), "the wheel is '{name}'; one for {OLDEST} was expected");
+    Ok(wheel)
+}
+
+/// Has a Python's maturin build the wheel into a folder that has nothing else.
+fn build_wheel_with(python: &Path, more: &[&str], folder: &str) -> Result<PathBuf> {
+    let folder = paths::cache().join(folder);
     if folder.exists() {
         fs::remove_dir_all(&folder)?;
     }
     eprintln!("building the wheel");
     let build = ["-m", "maturin", "build", "--quiet", "--release", "--out"];
     let manifest = package().join("Cargo.toml");
-    call(Command::new(&python).args(build).arg(&folder).arg("--manifest-path").arg(manifest))?;
+    let mut command = Command::new(python);
+    command.args(build).arg(&folder).args(more).arg("--manifest-path").arg(manifest);
+    // Which Python has zig, where it is asked for.
+    call(command.env("CARGO_ZIGBUILD_PYTHON_PATH", python))?;
     let mut wheels = fs::read_dir(&folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
     wheels.retain(|path| path.extension().is_some_and(|extension| extension == "whl"));
     wheels.pop().with_context(|| format!("maturin left no wheel in '{}'", folder.display()))

@@ -108,6 +108,7 @@ pub fn options(shared: &Shared) -> RunnerOptions {
         device: shared.device(),
         more_devices: shared.devices()[1..].to_vec(),
         is_device_strict: shared.strict,
+        shares_caches: defaults.shares_caches,
         captures: Captures { is_on: shared.capture == Capture::Auto, ..defaults.captures },
     }
 }

@@ -62,6 +62,16 @@ opaque! {
     OrtLogger;
     /// Moves tensors between devices.
     OrtDataTransferImpl;
+    /// Kernels of a provider.
+    OrtKernelRegistry;
+    /// What a kernel is for.
+    OrtKernelDef;
+    /// Makes what a kernel is for.
+    OrtKernelDefBuilder;
+    /// A node that a kernel is made for.
+    OrtKernelInfo;
+    /// A kernel.
+    OrtKernelImpl;
 }
 
 /// What an entry of a table is before its type is known.
@@ -91,6 +101,9 @@ pub enum LogLevel {
 
 /// `OrtHardwareDeviceType` of a CPU.
 pub const HARDWARE_CPU: c_int = 0;
+
+/// `OrtMemType` of an input that the host reads.
+pub const MEMORY_CPU_INPUT: c_int = -2;
 
 /// `ONNXType` of a tensor.
 pub const ONNX_TYPE_TENSOR: c_int = 1;
@@ -310,6 +323,8 @@ given_table! {
         365 node_get_num_subgraphs(node: *const OrtNode, count: *mut usize) -> *mut OrtStatus;
         /// Bodies and the attributes that hold them.
         366 node_get_subgraphs(node: *const OrtNode, graphs: *mut *const OrtGraph, count: usize, attributes: *mut *const c_char) -> *mut OrtStatus;
+        /// Name of the provider that has the node; empty where none has it yet.
+        368 node_get_ep_name(node: *const OrtNode, name: *mut *const c_char) -> *mut OrtStatus;
         /// Ends what 327 gave.
         369 release_external_info(info: *mut OrtExternalInitializerInfo);
         /// Path of the other file, from the model's folder.
@@ -336,6 +351,36 @@ given_table! {
         0 create_ep_device(factory: *mut OrtEpFactory, device: *const OrtHardwareDevice, metadata: *const OrtKeyValuePairs, options: *const OrtKeyValuePairs, ep_device: *mut *mut OrtEpDevice) -> *mut OrtStatus;
         /// Says that these nodes are taken as one.
         2 add_nodes_to_fuse(support: *mut OrtEpGraphSupportInfo, nodes: *const *const OrtNode, count: usize, options: *const OrtNodeFusionOptions) -> *mut OrtStatus;
+        /// Says that a node is taken for which a kernel is registered.
+        3 add_single_node(support: *mut OrtEpGraphSupportInfo, node: *const OrtNode) -> *mut OrtStatus;
+        /// Makes a registry without kernels; owned by the caller.
+        18 create_kernel_registry(registry: *mut *mut OrtKernelRegistry) -> *mut OrtStatus;
+        /// Ends a registry.
+        19 release_kernel_registry(registry: *mut OrtKernelRegistry);
+        /// Adds a kernel; the definition is copied.
+        20 kernel_registry_add(registry: *mut OrtKernelRegistry, definition: *const OrtKernelDef, create: KernelCreate, state: *mut c_void) -> *mut OrtStatus;
+        /// Makes a builder; owned by the caller.
+        21 create_kernel_def_builder(builder: *mut *mut OrtKernelDefBuilder) -> *mut OrtStatus;
+        /// Ends a builder.
+        22 release_kernel_def_builder(builder: *mut OrtKernelDefBuilder);
+        /// Which operator a kernel is for.
+        23 kernel_def_set_operator(builder: *mut OrtKernelDefBuilder, operator: *const c_char) -> *mut OrtStatus;
+        /// Domain of the operator.
+        24 kernel_def_set_domain(builder: *mut OrtKernelDefBuilder, domain: *const c_char) -> *mut OrtStatus;
+        /// First and last version of the operator.
+        25 kernel_def_set_versions(builder: *mut OrtKernelDefBuilder, first: c_int, last: c_int) -> *mut OrtStatus;
+        /// Name of the provider.
+        26 kernel_def_set_provider(builder: *mut OrtKernelDefBuilder, provider: *const c_char) -> *mut OrtStatus;
+        /// Where an input lies.
+        27 kernel_def_set_input_memory(builder: *mut OrtKernelDefBuilder, input: usize, memory: c_int) -> *mut OrtStatus;
+        /// What was described; owned by the caller.
+        32 kernel_def_build(builder: *mut OrtKernelDefBuilder, definition: *mut *mut OrtKernelDef) -> *mut OrtStatus;
+        /// Ends a definition.
+        33 release_kernel_def(definition: *mut OrtKernelDef);
+        /// The runtime's own kernel of a branch.
+        45 create_if_kernel(info: *const OrtKernelInfo, kernel: *mut *mut OrtKernelImpl) -> *mut OrtStatus;
+        /// The runtime's own kernel of a loop, which releases the helper.
+        46 create_loop_kernel(info: *const OrtKernelInfo, helper: *mut OrtLoopKernelHelper, kernel: *mut *mut OrtKernelImpl) -> *mut OrtStatus;
     }
 }
 
@@ -345,6 +390,30 @@ given_table! {
         /// Makes a node; names and attributes are copied.
         6 create_node(operator: *const c_char, domain: *const c_char, name: *const c_char, inputs: *const *const c_char, input_count: usize, outputs: *const *const c_char, output_count: usize, attributes: *const *mut OrtOpAttr, attribute_count: usize, node: *mut *mut OrtNode) -> *mut OrtStatus;
     }
+}
+
+/// Makes the kernel of a node.
+pub type KernelCreate =
+    unsafe extern "C" fn(*mut c_void, *const OrtKernelInfo, *mut *mut OrtKernelImpl) -> *mut OrtStatus;
+
+/// What the runtime's kernel of a loop leaves to a provider.
+#[repr(C)]
+pub struct OrtLoopKernelHelper {
+    /// Version of the interface.
+    pub version: u32,
+    /// Ends the helper.
+    pub release: Option<unsafe extern "C" fn(*mut OrtLoopKernelHelper)>,
+    /// Writes the outputs of all rounds one after the other.
+    pub join: Option<
+        unsafe extern "C" fn(
+            *mut OrtLoopKernelHelper,
+            *mut c_void,
+            *const *const OrtValue,
+            usize,
+            *mut c_void,
+            usize,
+        ) -> *mut OrtStatus,
+    >,
 }
 
 /// How nodes are taken.
@@ -404,7 +473,7 @@ pub struct OrtEp {
     pub get_compiled_model_compatibility_info:
         Option<unsafe extern "C" fn(*mut OrtEp, *const OrtGraph) -> *const c_char>,
     /// Kernels for single nodes.
-    pub unused_13: Unused,
+    pub get_kernel_registry: Option<unsafe extern "C" fn(*mut OrtEp, *mut *const OrtKernelRegistry) -> *mut OrtStatus>,
     /// Whether runs of one session may overlap.
     pub is_concurrent_run_supported: Option<unsafe extern "C" fn(*mut OrtEp, *mut bool) -> *mut OrtStatus>,
     /// Synchronisation, profiles, captures, resources, the end of a session's start, memory devices, weightless contexts.

@@ -17,6 +17,7 @@ fn tables_that_the_runtime_takes_have_their_functions_in_their_slots() {
     assert_eq!(slot(offset_of!(OrtEp, compile)), 3);
     assert_eq!(slot(offset_of!(OrtEp, release_node_compute_infos)), 4);
     assert_eq!(slot(offset_of!(OrtEp, get_compiled_model_compatibility_info)), 12);
+    assert_eq!(slot(offset_of!(OrtEp, get_kernel_registry)), 13);
     assert_eq!(slot(offset_of!(OrtEp, is_concurrent_run_supported)), 14);
     assert_eq!(slot(size_of::<OrtEp>()), 26);
 
@@ -35,6 +36,10 @@ fn tables_that_the_runtime_takes_have_their_functions_in_their_slots() {
     assert_eq!(slot(offset_of!(OrtNodeComputeInfo, compute)), 2);
     assert_eq!(slot(offset_of!(OrtNodeComputeInfo, release_state)), 3);
     assert_eq!(slot(size_of::<OrtNodeComputeInfo>()), 4);
+
+    assert_eq!(slot(offset_of!(OrtLoopKernelHelper, release)), 1);
+    assert_eq!(slot(offset_of!(OrtLoopKernelHelper, join)), 2);
+    assert_eq!(slot(size_of::<OrtLoopKernelHelper>()), 3);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use precast::{
 };
 
 use crate::error::EpError;
-use crate::known_shapes::{KnownShapes, OutputType};
+use crate::known_shapes::{KnownShapes, OutputType, Outputs};
 
 /// What a run reads and writes; the runtime's side of it.
 pub(crate) trait RunMemory {
@@ -20,7 +20,7 @@ pub(crate) trait RunMemory {
     /// Has outputs of these types made, and calls `write` with the inputs and with their bytes.
     fn with_outputs<T>(
         &self,
-        types: &[OutputType],
+        outputs: &Outputs,
         write: impl FnOnce(&[Argument<'_>], &mut [&mut [u8]]) -> Result<T, EpError>,
     ) -> Result<T, EpError>;
 }
@@ -131,7 +131,7 @@ impl Origin {
         let outputs = runner.run(&named.collect::<Result<Vec<_>, EpError>>()?)?;
         let types: Vec<OutputType> =
             outputs.iter().map(|(_, tensor)| OutputType::new(tensor.dtype(), tensor.shape())).collect();
-        memory.with_outputs(&types, |_, buffers| {
+        memory.with_outputs(&Outputs::new(types), |_, buffers| {
             for (buffer, (_, tensor)) in buffers.iter_mut().zip(&outputs) {
                 buffer.copy_from_slice(tensor.as_bytes());
             }

@@ -1,7 +1,7 @@
 //! A graph of the runtime's as a message of ONNX: the same nodes, names and types, with the bytes of constants by
 //! reference. The runtime has parsed and checked the model already, so nothing is written out and read again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null;
@@ -15,6 +15,7 @@ use precast_onnx::{Limits, ModelFile};
 
 use crate::abi::{ONNX_TYPE_TENSOR, OrtGraph, OrtNode, OrtTensorTypeAndShapeInfo, OrtTypeInfo, OrtValue, OrtValueInfo};
 use crate::attributes::read_attribute;
+use crate::captures::names_of;
 use crate::error::EpError;
 use crate::runtime::{Runtime, bytes_at, text_at};
 
@@ -72,62 +73,58 @@ fn open_beside_data(path: &Path) -> Option<ModelFile> {
     ModelFile::open_within(path, folder, &Limits::default()).ok()
 }
 
-/// The message of a whole model.
-pub(crate) fn read_model(runtime: Runtime, graph: *const OrtGraph, keep: &Keep<'_>) -> Result<ModelProto, EpError> {
+/// Graphs that were fused before, by the names of the nodes that they became: a graph around them is read as if they had
+/// not been.
+pub(crate) type FusedGraphs = BTreeMap<String, ModelProto>;
+
+/// A graph as a message.
+pub(crate) struct ReadModel {
+    pub(crate) message: ModelProto,
+    /// Nodes inside it that were fused before.
+    pub(crate) fused: Vec<String>,
+}
+
+/// The message of a whole model, or of a body, whose inputs are then also what it reads from outside.
+pub(crate) fn read_model(
+    runtime: Runtime,
+    graph: *const OrtGraph,
+    keep: &Keep<'_>,
+    known: &FusedGraphs,
+) -> Result<ReadModel, EpError> {
     let api = runtime.api;
     // SAFETY: the graph lives.
     let ir_version = runtime.get(0, |version| unsafe { api.graph_get_onnx_ir_version(graph, version) })?;
-    let mut reader = GraphReader { runtime, keep, captured: BTreeMap::new() };
+    let mut reader = GraphReader { runtime, keep, known, fused: Vec::new(), outside: Outside::default() };
     let mut message = reader.read_graph(graph)?;
-    for (name, tensor) in reader.captured {
-        if !message.initializer.iter().any(|known| known.name == name) {
-            message.initializer.push(tensor);
-        }
-    }
-    check_captures(runtime, &message)?;
-    Ok(ModelProto {
+    let Outside { constants, values } = reader.outside;
+    let own: BTreeSet<String> = names_of(&message).into_iter().map(str::to_string).collect();
+    let is_new = |name: &String| !own.contains(name);
+    message.initializer.extend(constants.into_iter().filter(|(name, _)| is_new(name)).map(|(_, tensor)| tensor));
+    message.input.extend(values.into_iter().filter(|(name, _)| is_new(name)).map(|(_, value)| value));
+    let message = ModelProto {
         ir_version,
         producer_name: "onnxruntime".to_string(),
         opset_import: operator_sets(runtime, graph)?,
         graph: Some(message),
         ..ModelProto::default()
-    })
-}
-
-/// The first version of the runtime that hands to a fused node what only bodies of its nodes read.
-const CAPTURES_VERSION_MIN: u32 = 27;
-
-/// Refuses a graph of which an older runtime would not hand over an input.
-fn check_captures(runtime: Runtime, graph: &GraphProto) -> Result<(), EpError> {
-    if runtime.version >= CAPTURES_VERSION_MIN {
-        return Ok(());
-    }
-    let is_read = |name: &String| graph.node.iter().any(|node| node.input.contains(name));
-    let bodies = || graph.node.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.g.as_deref());
-    let lost = graph.input.iter().find(|input| !is_read(&input.name) && bodies().any(|body| reads(body, &input.name)));
-    match lost {
-        None => Ok(()),
-        Some(input) => Err(EpError::other(format!(
-            "input '{}' is read by bodies of nodes alone, which onnxruntime before 1.{CAPTURES_VERSION_MIN} does not hand over",
-            input.name
-        ))),
-    }
-}
-
-/// Whether a body, or one inside it, reads a name from outside.
-fn reads(body: &GraphProto, name: &str) -> bool {
-    body.node.iter().any(|node| {
-        let mut inner = node.attribute.iter().filter_map(|attribute| attribute.g.as_deref());
-        node.input.iter().any(|input| input == name) || inner.any(|body| reads(body, name))
-    })
+    };
+    Ok(ReadModel { message, fused: reader.fused })
 }
 
 /// Reads a graph and the bodies of its nodes.
 struct GraphReader<'a> {
     runtime: Runtime,
     keep: &'a Keep<'a>,
-    /// Constants that bodies read from graphs around them, by name.
-    captured: BTreeMap<String, TensorProto>,
+    known: &'a FusedGraphs,
+    fused: Vec<String>,
+    outside: Outside,
+}
+
+/// What nodes read that the graph they are in does not have, by name.
+#[derive(Default)]
+struct Outside {
+    constants: BTreeMap<String, TensorProto>,
+    values: BTreeMap<String, ValueInfoProto>,
 }
 
 fn operator_sets(runtime: Runtime, graph: *const OrtGraph) -> Result<Vec<OperatorSetIdProto>, EpError> {
@@ -160,48 +157,66 @@ impl GraphReader<'_> {
         };
         let mut input = named(graph_inputs(runtime, graph)?)?;
         input.retain(|input| !initializer.iter().any(|tensor| tensor.name == input.name));
-        let nodes = graph_nodes(runtime, graph)?;
-        Ok(GraphProto {
+        let mut message = GraphProto {
             // SAFETY: the graph lives.
             name: runtime.text(|name| unsafe { api.graph_get_name(graph, name) })?,
             input,
             output: named(graph_outputs(runtime, graph)?)?,
-            node: nodes.into_iter().map(|node| self.read_node(node)).collect::<Result<_, _>>()?,
             initializer,
             ..GraphProto::default()
-        })
-    }
-
-    fn read_node(&mut self, node: *const OrtNode) -> Result<NodeProto, EpError> {
-        let mut message = read_node_head(self.runtime, node)?;
-        message.input = node_inputs(self.runtime, node)?;
-        message.output = node_outputs(self.runtime, node)?;
-        for (name, body) in bodies(self.runtime, node)? {
-            let graph = self.read_graph(body)?;
-            self.capture_constants(body, &graph)?;
-            message.attribute.push(AttributeProto {
-                name,
-                r#type: Some(AttributeType::Graph as i32),
-                g: Some(Box::new(graph)),
-                ..AttributeProto::default()
-            });
+        };
+        let nodes = graph_nodes(runtime, graph)?;
+        for &node in &nodes {
+            self.read_node(node, &mut message)?;
         }
+        self.look_outside(&nodes, &message)?;
         Ok(message)
     }
 
-    /// Graphs do not list constants that only bodies inside them read; those are found through the nodes that read them.
-    fn capture_constants(&mut self, body: *const OrtGraph, message: &GraphProto) -> Result<(), EpError> {
-        for node in graph_nodes(self.runtime, body)? {
+    /// Adds a node to the message of its graph, or what was fused into it.
+    fn read_node(&mut self, node: *const OrtNode, graph: &mut GraphProto) -> Result<(), EpError> {
+        let mut message = read_node_head(self.runtime, node)?;
+        if let Some(fused) = self.known.get(&message.name).and_then(|model| model.graph.as_ref()) {
+            graph.node.extend(fused.node.iter().cloned());
+            graph.initializer.extend(fused.initializer.iter().cloned());
+            self.fused.push(message.name);
+            return Ok(());
+        }
+        message.input = node_inputs(self.runtime, node)?;
+        message.output = node_outputs(self.runtime, node)?;
+        for (name, body) in bodies(self.runtime, node)? {
+            message.attribute.push(AttributeProto {
+                name,
+                r#type: Some(AttributeType::Graph as i32),
+                g: Some(Box::new(self.read_graph(body)?)),
+                ..AttributeProto::default()
+            });
+        }
+        graph.node.push(message);
+        Ok(())
+    }
+
+    /// Graphs do not list what only bodies inside them read, nor what they read from graphs around them; both are found
+    /// through the nodes that do.
+    fn look_outside(&mut self, nodes: &[*const OrtNode], message: &GraphProto) -> Result<(), EpError> {
+        let own = names_of(message);
+        let Outside { constants, values } = &mut self.outside;
+        for &node in nodes {
             for value in node_input_values(self.runtime, node)?.into_iter().filter(|value| !value.is_null()) {
                 let name = value_name(self.runtime, value)?;
-                let is_own = message.initializer.iter().any(|tensor| tensor.name == name);
-                if is_own || self.captured.contains_key(&name) || !is_constant(self.runtime, value)? {
+                if own.contains(name.as_str()) || constants.contains_key(&name) || values.contains_key(&name) {
                     continue;
                 }
-                let tensor = read_initializer(self.runtime, value, self.keep)?;
-                self.captured.insert(name, tensor);
+                if is_constant(self.runtime, value)? {
+                    constants.insert(name, read_initializer(self.runtime, value, self.keep)?);
+                } else {
+                    values.insert(name, value_message(self.runtime, value)?);
+                }
             }
         }
+        // What bodies look for outside may be here.
+        constants.retain(|name, _| !own.contains(name.as_str()));
+        values.retain(|name, _| !own.contains(name.as_str()));
         Ok(())
     }
 }
@@ -404,6 +419,13 @@ fn dims_message(runtime: Runtime, info: *const OrtTensorTypeAndShapeInfo) -> Res
         DimensionProto { value, ..DimensionProto::default() }
     };
     Ok(TensorShapeProto { dim: sizes.into_iter().zip(symbols).map(dim).collect() })
+}
+
+/// Whether a node was given to a provider already.
+pub(crate) fn is_assigned(runtime: Runtime, node: *const OrtNode) -> Result<bool, EpError> {
+    // SAFETY: the node lives.
+    let provider = runtime.text(|name| unsafe { runtime.api.node_get_ep_name(node, name) })?;
+    Ok(!provider.is_empty())
 }
 
 /// Whether a graph is the body of a node.

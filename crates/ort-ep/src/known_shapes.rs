@@ -1,11 +1,13 @@
 //! Output types of requests that were seen before. A run must say what it writes before it runs; asking the Session for
 //! it costs as much as a small model, so the last few answers are kept.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use precast::{Argument, DType};
 
 use crate::error::EpError;
+use crate::placement::Placement;
 
 /// Answers that are kept.
 const KEPT: usize = 16;
@@ -27,16 +29,43 @@ impl OutputType {
     }
 }
 
+/// The outputs of runs on inputs of the same shapes, and what was found out about them.
+#[derive(Debug)]
+pub(crate) struct Outputs {
+    pub(crate) types: Vec<OutputType>,
+    /// Whether the element types are those that the runtime expects.
+    pub(crate) are_checked: AtomicBool,
+    pub(crate) placement: Placement,
+}
+
+impl Outputs {
+    /// Outputs that nothing else is known of.
+    pub(crate) fn new(types: Vec<OutputType>) -> Outputs {
+        Outputs { types, are_checked: AtomicBool::new(false), placement: Placement::default() }
+    }
+}
+
 /// One answer.
 #[derive(Debug)]
 pub(crate) struct Known {
-    inputs: Vec<Vec<usize>>,
-    pub(crate) outputs: Vec<OutputType>,
+    /// The rank and the sizes of each input, one after the other.
+    inputs: Vec<usize>,
+    pub(crate) outputs: Outputs,
 }
 
 impl Known {
+    fn new(inputs: &[Argument<'_>], outputs: Outputs) -> Known {
+        let inputs =
+            inputs.iter().flat_map(|input| std::iter::once(input.shape.len()).chain(input.shape.iter().copied()));
+        Known { inputs: inputs.collect(), outputs }
+    }
+
     fn is_of(&self, inputs: &[Argument<'_>]) -> bool {
-        self.inputs.len() == inputs.len() && self.inputs.iter().zip(inputs).all(|(known, input)| known == input.shape)
+        let mut known = self.inputs.iter();
+        let mut is_next = |size: usize| known.next() == Some(&size);
+        let is_of =
+            inputs.iter().all(|input| is_next(input.shape.len()) && input.shape.iter().all(|&size| is_next(size)));
+        is_of && known.next().is_none()
     }
 }
 
@@ -56,8 +85,7 @@ impl KnownShapes {
             return Ok(known.clone());
         }
         drop(kept);
-        let shapes = inputs.iter().map(|input| input.shape.to_vec()).collect();
-        let known = Arc::new(Known { inputs: shapes, outputs: ask()? });
+        let known = Arc::new(Known::new(inputs, Outputs::new(ask()?)));
         let mut kept = self.0.write().unwrap_or_else(PoisonError::into_inner);
         kept.truncate(KEPT - 1);
         kept.insert(0, known.clone());
@@ -82,7 +110,7 @@ mod tests {
                 asked.set(asked.get() + 1);
                 Ok(vec![OutputType::new(DType::F32, &[size, 2])])
             });
-            assert_eq!(known.unwrap().outputs[0].shape, [size as i64, 2]);
+            assert_eq!(known.unwrap().outputs.types[0].shape, [size as i64, 2]);
         };
         ask(1);
         ask(1);
@@ -90,5 +118,16 @@ mod tests {
         (2..2 + KEPT).for_each(ask);
         ask(1);
         assert_eq!(asked.get(), 2 + KEPT);
+    }
+
+    #[test]
+    fn shapes_are_told_apart_by_ranks_too() {
+        let of = |shapes: &[&[usize]]| {
+            let inputs: Vec<Argument<'_>> =
+                shapes.iter().map(|&shape| Argument { dtype: DType::F32, shape, bytes: &[] }).collect();
+            Known::new(&inputs, Outputs::new(Vec::new())).is_of(&[rows(&[2, 3]), rows(&[4])].concat())
+        };
+        assert!(of(&[&[2, 3], &[4]]));
+        assert!(!of(&[&[2], &[3, 4]]) && !of(&[&[2, 3]]) && !of(&[&[2, 3], &[4], &[]]) && !of(&[&[2, 3], &[5]]));
     }
 }

@@ -7,14 +7,17 @@ pub mod abi;
 mod attributes;
 #[cfg(test)]
 mod callback_tests;
+mod captures;
 mod compute;
 mod context_node;
+mod control_flow;
 mod engine;
 mod environment;
 mod error;
 mod factory;
 mod graph;
 mod known_shapes;
+mod placement;
 mod provider;
 mod runtime;
 mod session_options;

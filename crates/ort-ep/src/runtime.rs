@@ -51,18 +51,22 @@ impl Runtime {
     }
 
     /// The outcome of a call; its status is released.
+    #[inline]
     pub(crate) fn check(self, status: *mut OrtStatus) -> Result<(), EpError> {
-        if status.is_null() {
-            return Ok(());
-        }
+        if status.is_null() { Ok(()) } else { Err(self.error_of(status)) }
+    }
+
+    #[cold]
+    fn error_of(self, status: *mut OrtStatus) -> EpError {
         // SAFETY: a status that is not null has a text, which is copied before the status ends.
         let text = unsafe { text_at(self.api.get_error_message(status)) };
         // SAFETY: statuses belong to who gets them.
         unsafe { self.api.release_status(status) };
-        Err(EpError::Runtime(text))
+        EpError::Runtime(text)
     }
 
     /// What `call` writes.
+    #[inline]
     pub(crate) fn get<T: Copy>(self, start: T, call: impl FnOnce(*mut T) -> *mut OrtStatus) -> Result<T, EpError> {
         let mut value = start;
         self.check(call(&mut value))?;

@@ -92,8 +92,9 @@ impl ModelSource {
         let frozen: Vec<(&String, Digest)> =
             self.import.freeze.iter().map(|(name, tensor)| (name, tensor.digest())).collect();
         // A Session takes tensors of numbers alone, so there are no structures to tell apart.
-        let ImportOptions { dims, shapes, freeze: _, structures: _, cache_lengths, keeps_attention } = &self.import;
-        let attention = (cache_lengths, keeps_attention);
+        let ImportOptions { dims, shapes, freeze: _, structures: _, cache_lengths, keeps_attention, shares_caches } =
+            &self.import;
+        let attention = (cache_lengths, keeps_attention, shares_caches);
         let text = format!("{BUILD} {digest} {dims:?} {shapes:?} {frozen:?} {attention:?} {:?}", self.passes);
         Some(Digest::of_bytes(text.as_bytes()))
     }

@@ -233,7 +233,8 @@ impl ModelSession {
         for dim in shapes.values_mut().flatten() {
             *dim = dim.substitute(&|symbol| dims.get(symbol.as_str()).cloned());
         }
-        let import = ImportOptions { dims, shapes, freeze: freeze.collect(), ..ImportOptions::default() };
+        let shares_caches = options.runner.shares_caches;
+        let import = ImportOptions { dims, shapes, freeze: freeze.collect(), shares_caches, ..ImportOptions::default() };
         let source =
             Arc::new(ModelSource::new(&self.model, import, options.runner.passes.clone(), self.tuning.clone()));
         let interface = source.interface(&*self.device.target, &self.cache)?;
@@ -243,6 +244,9 @@ impl ModelSession {
         }
         let passes = &options.runner.passes;
         session.target_options.insert("disable".to_string(), passes.disabled.join(","));
+        if shares_caches {
+            session.target_options.insert("caches".to_string(), "shared".to_string());
+        }
         session.device_label = self.device.label.clone();
         let inputs = interface.inputs.iter().map(|input| input.name.clone()).collect();
         let devices = std::iter::once(&self.device.device).chain(&self.device.more).cloned().collect();

@@ -71,6 +71,9 @@ pub struct RunnerOptions {
     pub is_device_strict: bool,
     /// How a device captures Programs that run often, where it can.
     pub captures: Captures,
+    /// Whether past keys and values are buffers with room left that present ones are written into
+    /// (`ImportOptions::shares_caches`).
+    pub shares_caches: bool,
 }
 
 impl Default for RunnerOptions {
@@ -85,6 +88,7 @@ impl Default for RunnerOptions {
             more_devices: Vec::new(),
             is_device_strict: false,
             captures: Captures::default(),
+            shares_caches: false,
         }
     }
 }
@@ -121,6 +125,7 @@ pub struct Runner {
     /// Inputs whose values decide the form of the Graph; learned from the model.
     frozen: Mutex<BTreeSet<String>>,
     prepared: Mutex<HashMap<RequestKey, Arc<Prepared>>>,
+    shares_caches: bool,
 }
 
 /// A model for one set of shapes.
@@ -147,7 +152,13 @@ impl Runner {
         let opened = open_device(&options, &cache)?;
         let tuning = Tuning::new(options.tune, opened.cpu, cache);
         let shared = Shared { target: opened.target, device: opened.device, store: MemoryStore::default(), tuning };
-        Ok(Runner { model, shared: Arc::new(shared), frozen: Mutex::default(), prepared: Mutex::default() })
+        Ok(Runner {
+            model,
+            shared: Arc::new(shared),
+            frozen: Mutex::default(),
+            prepared: Mutex::default(),
+            shares_caches: options.shares_caches,
+        })
     }
 
     /// The model.
@@ -244,7 +255,11 @@ impl Runner {
         }
         loop {
             let frozen = self.frozen.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
-            let mut options = ImportOptions { structures: request.structures.clone(), ..ImportOptions::default() };
+            let mut options = ImportOptions {
+                structures: request.structures.clone(),
+                shares_caches: self.shares_caches,
+                ..ImportOptions::default()
+            };
             for (name, tensor) in request.tensors {
                 if frozen.contains(name) {
                     options.freeze.insert(name.clone(), tensor.clone());

@@ -49,6 +49,8 @@ pub struct Builder {
     pub cache_lengths: Option<ValueId>,
     /// Element types for which attention behind such a cache is one node.
     pub keeps_attention: Vec<DType>,
+    /// Whether past keys and values are buffers that present ones are written into.
+    pub shares_caches: bool,
 }
 
 impl Builder {
@@ -64,6 +66,7 @@ impl Builder {
             fresh: Rc::new(Cell::new(0)),
             cache_lengths: None,
             keeps_attention: Vec::new(),
+            shares_caches: false,
         }
     }
 
@@ -72,6 +75,7 @@ impl Builder {
         let mut builder = Builder {
             free: outer.free.clone(),
             fresh: outer.fresh.clone(),
+            shares_caches: outer.shares_caches,
             ..Builder::new(name, outer.tensor_bytes_max)
         };
         builder.graph.ranges = outer.graph.ranges.clone();

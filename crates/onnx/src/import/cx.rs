@@ -134,6 +134,11 @@ impl<'n, 'g> NodeCx<'n, 'g> {
         self.builder.keeps_attention.contains(&dtype)
     }
 
+    /// Whether past keys and values are buffers that present ones are written into.
+    pub fn shares_caches(&self) -> bool {
+        self.builder.shares_caches
+    }
+
     /// All inputs, none of which may be absent.
     pub fn all_inputs(&self) -> Result<Vec<ValueId>, Fault> {
         (0..self.inputs.len()).map(|position| self.input(position)).collect()

@@ -109,6 +109,10 @@ pub struct ImportOptions {
     pub cache_lengths: Option<(String, Type)>,
     /// Element types for which attention behind such a cache is one node, as the target has a kernel for it; else it is composed.
     pub keeps_attention: Vec<DType>,
+    /// Past keys and values are buffers with room left, whose rows begin in slot 0. Present ones are then buffers of the same
+    /// size, with the keys and values of new tokens written behind the filled slots. Only a run knows how many are filled, so
+    /// a model cannot say this by itself.
+    pub shares_caches: bool,
 }
 
 /// A model as a Graph, and what a person should know about how it became one.
@@ -134,6 +138,7 @@ pub fn import(file: &ModelFile, options: &ImportOptions) -> Result<Imported, Imp
     let mut importer =
         Importer { file, functions, unsupported: Vec::new(), notices: Vec::new(), nodes_seen: 0, nodes_unrolled: 0 };
     let mut builder = Builder::new(&graph.name, file.limits().tensor_bytes);
+    builder.shares_caches = options.shares_caches;
     importer.add_initializers(&mut builder, graph, options)?;
     importer.add_inputs(&mut builder, graph, options)?;
     if let Some((name, ty)) = &options.cache_lengths {

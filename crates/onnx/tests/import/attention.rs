@@ -121,3 +121,40 @@ fn multi_head_attention_leaves_masked_keys_out() {
         &[floats(&[1, 2, 4], &[-0.973351, -0.793887, -0.218713, 0.531287, -0.230187, -0.855818, -0.221053, 0.528947])],
     );
 }
+
+/// Keys or values of one head [1, 1, slots, 8] that begin with those given.
+fn in_buffer(filled: &Tensor, slots: usize) -> Tensor {
+    let mut elements = filled.to_vec::<f32>().unwrap();
+    elements.resize(slots * 8, 9.0);
+    floats(&[1, 1, slots, 8], &elements)
+}
+
+#[test]
+fn group_query_attention_writes_into_a_shared_cache() {
+    for (new, window) in [(1, -1), (3, -1), (2, 2)] {
+        let size = new.to_string();
+        let model = Model::new(17)
+            .input("q", DType::F32, &["1", &size, "16"])
+            .input("k", DType::F32, &["1", &size, "8"])
+            .input("v", DType::F32, &["1", &size, "8"])
+            .input("pk", DType::F32, &["1", "1", "p", "8"])
+            .input("pv", DType::F32, &["1", "1", "p", "8"])
+            .input("l", DType::I32, &["1"])
+            .input("t", DType::I32, &[]);
+        let attributes = [int("num_heads", 2), int("kv_num_heads", 1), int("local_window_size", window)];
+        let model = model.node("com.microsoft:GroupQueryAttention", "q k v pk pv l t", "y nk nv", &attributes);
+        let total = 2 + new as i32;
+        let given = |past: [Tensor; 2]| {
+            let [keys, values] = past;
+            let new = [ramp(&[1, new, 16], 7), ramp(&[1, new, 8], 5), ramp(&[1, new, 8], 3)];
+            [&new[..], &[keys, values, lengths(&[total - 1]), Tensor::scalar(total)]].concat()
+        };
+        let past = [ramp(&[1, 1, 2, 8], 9), ramp(&[1, 1, 2, 8], 11)];
+        let appended = model.clone().eval("y nk nv", &given(past.clone()));
+        let mut shared = model;
+        shared.options.shares_caches = true;
+        let written = shared.eval("y nk nv", &given(past.map(|past| in_buffer(&past, 6))));
+        let expected = [appended[0].clone(), in_buffer(&appended[1], 6), in_buffer(&appended[2], 6)];
+        assert_close(&written, &expected);
+    }
+}

@@ -2,7 +2,7 @@
 //! row lies in slot p modulo the slots; queries see the cached tokens and then those of the same run up to themselves.
 
 use precast_ir::ValueId;
-use precast_ir::op::{BinaryFn, CompareFn};
+use precast_ir::op::{BinaryFn, CompareFn, GatherElements};
 use precast_tensor::{DType, Dim};
 
 use super::{Heads, Scoring, attend, beside_batch, both, length_of};
@@ -25,6 +25,36 @@ pub(super) fn add_new_positions(cx: &mut NodeCx<'_, '_>, lengths: ValueId, lengt
     let before = cx.reshape(before, vec![rows, Dim::ONE])?;
     let steps = cx.iota(Dim::ZERO, length.clone())?;
     cx.binary(BinaryFn::Add, before, steps)
+}
+
+/// A cache [rows, heads, slots, size] with the keys or values of new tokens written behind the filled slots.
+pub(super) fn write_behind(
+    cx: &mut NodeCx<'_, '_>,
+    cached: ValueId,
+    new: ValueId,
+    lengths: ValueId,
+) -> Result<ValueId, Fault> {
+    let (slots, length) = (length_of(cx, cached)?, length_of(cx, new)?);
+    let ends = beside_batch(cx, lengths)?;
+    let places = cx.iota(Dim::ZERO, slots)?;
+    let places = cx.unsqueeze(places, &[1])?;
+    // Which of the new tokens belongs into each slot: [rows, 1, slots, 1].
+    let tokens = cx.binary(BinaryFn::Sub, places, ends)?;
+    let (zero, count) = (cx.scalar(DType::I64, 0.0)?, cx.dim_value(length.clone())?);
+    let is_behind = cx.compare(CompareFn::Ge, tokens, zero)?;
+    let is_before = cx.compare(CompareFn::Lt, tokens, count)?;
+    let is_new = both(cx, Some(is_behind), is_before)?;
+    let written = match length.as_const() == Some(1) {
+        true => new,
+        false => {
+            let last = cx.binary_scalar(BinaryFn::Sub, count, 1.0)?;
+            let tokens = cx.binary_scalar(BinaryFn::Max, tokens, 0.0)?;
+            let tokens = cx.binary(BinaryFn::Min, tokens, last)?;
+            let tokens = cx.broadcast(tokens, cx.dims(cached).to_vec())?;
+            cx.add(GatherElements { axis: 2 }, &[new, tokens])?
+        }
+    };
+    cx.select(is_new, written, cached)
 }
 
 /// Attention of new queries, keys and values behind a cache. `window` counts the query itself; 0 or less is no limit.

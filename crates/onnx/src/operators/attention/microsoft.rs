@@ -1,12 +1,13 @@
 //! Attention operators of com.microsoft: Attention, MultiHeadAttention and GroupQueryAttention. A cache grows by
 //! concatenation: present keys are all past keys and then the new ones. Where the import has lengths of caches, the past is
 //! a cache with room left (`cached.rs`), rows have pasts of their own lengths, and present keys are the new ones alone.
+//! Where caches are shared, GroupQueryAttention has such a past too, and present keys are the cache with new ones in it.
 
 use precast_ir::ValueId;
 use precast_ir::op::{BinaryFn, CachedAttention, CompareFn, RmsNorm, RotaryFn};
 use precast_tensor::{DType, Dim, Tensor};
 
-use super::cached::{Cache, add_new_positions, attend_behind_cache};
+use super::cached::{Cache, add_new_positions, attend_behind_cache, write_behind};
 use super::rotary::{Rotation, add_rotation};
 use super::{
     Heads, Outputs, Scoring, add_positions, add_window, attend, both, default_scale, length_of, merge_heads,
@@ -175,17 +176,12 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         refuse(cx, name, covered)?;
     }
     let is_smooth = cx.int("smooth_softmax", 0)? > 0;
-    let cache = match (cx.cache_lengths(), cx.optional(3), cx.optional(4)) {
-        (Some(lengths), Some(keys), Some(values)) => {
-            // What a sliding cache keeps is what the ring of this layer keeps.
-            cx.int("sliding_window_cache", 0)?;
-            Some(Cache { keys, values, lengths })
-        }
-        _ => {
-            refuse(cx, "sliding_window_cache", 0)?;
-            None
-        }
-    };
+    let past = cx.optional(3).zip(cx.optional(4));
+    match cx.cache_lengths().and(past) {
+        // What a sliding cache keeps is what the ring of this layer keeps.
+        Some(_) => drop(cx.int("sliding_window_cache", 0)?),
+        None => refuse(cx, "sliding_window_cache", 0)?,
+    }
     for name in ["k_quant_type", "v_quant_type"] {
         if cx.string(name, "NONE")? != "NONE" {
             return Err(Fault::Unsupported(format!("attribute '{name}': quantised caches are not covered")));
@@ -203,6 +199,13 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let (q, k, v) = add_norms(cx, grouped, norms.as_ref())?;
     let queries = length_of(cx, q)?;
     let scale = scale.map_or_else(|| default_scale(cx, q), Ok)?;
+    let cache = match (past, cx.cache_lengths()) {
+        (Some((keys, values)), Some(lengths)) => Some(Cache { keys, values, lengths }),
+        (Some((keys, values)), None) if cx.shares_caches() => {
+            Some(Cache { keys, values, lengths: add_filled(cx, &queries)? })
+        }
+        _ => None,
+    };
     if let Some(cache) = cache {
         refuse_bias(cx, 10)?;
         if !is_causal {
@@ -237,7 +240,12 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         };
         let scoring = Scoring { scale, softcap, sink, ..plain(f64::NEG_INFINITY) };
         let y = attend_behind_cache(cx, Heads { q, k, v }, &cache, window, scoring)?;
-        return Ok(vec![merge_heads(cx, y)?, k, v]);
+        let y = merge_heads(cx, y)?;
+        if cx.shares_caches() {
+            let keys = write_behind(cx, cache.keys, k, cache.lengths)?;
+            return Ok(vec![y, keys, write_behind(cx, cache.values, v, cache.lengths)?]);
+        }
+        return Ok(vec![y, k, v]);
     }
     // `seqlens_k` counts the filled keys of a row, less one; a prompt that is padded at its end starts at 0.
     let lengths = cx.input(5)?;
@@ -280,6 +288,17 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let scoring = Scoring { scale, softcap, allowed, added: cx.optional(10), sink, ..plain(f64::NEG_INFINITY) };
     let attended = attend(cx, heads, &scoring)?;
     Ok(vec![merge_heads(cx, attended.y)?, k, v])
+}
+
+/// Tokens of each row before the new ones, i32 [rows]: `seqlens_k` counts all filled keys of a row, less one.
+fn add_filled(cx: &mut NodeCx<'_, '_>, new: &Dim) -> Result<ValueId, Fault> {
+    let rows = cx.dims(cx.input(0)?)[0].clone();
+    let lengths = cx.cast(cx.input(5)?, DType::I64)?;
+    let lengths = cx.reshape(lengths, vec![rows])?;
+    let count = cx.dim_value(new - &Dim::ONE)?;
+    let before = cx.binary(BinaryFn::Sub, lengths, count)?;
+    let before = cx.binary_scalar(BinaryFn::Max, before, 0.0)?;
+    cx.cast(before, DType::I32)
 }
 
 /// Weights of the norms of queries and keys, one element for each of a head, and what keeps roots from 0.
