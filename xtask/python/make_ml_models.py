@@ -32,7 +32,7 @@ from sklearn.preprocessing import (
     OrdinalEncoder,
     StandardScaler,
 )
-from sklearn.svm import SVR, LinearSVC, OneClassSVM
+from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 
@@ -98,6 +98,12 @@ def numeric(folder):
     put("several_regressors", MultiOutputRegressor(DecisionTreeRegressor(max_depth=2)), numpy.stack([y, -y], 1))
     for kernel in ["linear", "rbf", "poly", "sigmoid"]:
         put(f"svr_{kernel}", SVR(kernel=kernel), y)
+    for kernel in ["linear", "rbf", "poly", "sigmoid"]:
+        put(f"svc_{kernel}", SVC(kernel=kernel), three, **plain)
+    put("svc_two", SVC(), two, **plain)
+    put("svc_names", SVC(), names, **plain)
+    put("svc_two_probabilities", SVC(probability=True, random_state=0), two, **plain)
+    put("svc_probabilities", SVC(probability=True, random_state=0), names, **plain)
     put("one_class", OneClassSVM(), None)
     for norm in ["max", "l1", "l2"]:
         put(f"normalizer_{norm}", Normalizer(norm), None)

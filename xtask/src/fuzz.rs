@@ -60,6 +60,9 @@ pub struct FuzzArguments {
     /// Print what was noticed and is no failure: nodes that were refused, and why onnxruntime did not judge.
     #[arg(long)]
     notes: bool,
+    /// Write the bytes of the first seed of the target there, and fuzz nothing.
+    #[arg(long, requires = "target")]
+    input_to: Option<PathBuf>,
     /// Reduce the graph of the first seed to what still fails, and write it there.
     #[arg(long)]
     reduce_to: Option<PathBuf>,
@@ -152,6 +155,9 @@ pub fn corpus_folder(target: FuzzTarget) -> PathBuf {
 pub fn run(arguments: &FuzzArguments) -> Result<()> {
     if arguments.write_corpus {
         return targets::write_corpus();
+    }
+    if let (Some(path), Some(target)) = (&arguments.input_to, arguments.target) {
+        return Ok(fs::write(path, Fuzzer::new(target)?.input_of(arguments.first)?)?);
     }
     if let Some(folder) = &arguments.reduce_to {
         return reduce::reduce_to(arguments.first, folder);

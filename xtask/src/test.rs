@@ -74,6 +74,7 @@ fn steps() -> Result<Vec<Step>> {
         own(&["conformance", "--json"])?,
         own(&["models", "--small", "--json"])?,
         own(&["torture", "cache", "--quick"])?,
+        own(&["fuzz", "--target", "differential", "--graphs", "300"])?,
         own(&["ort-ep"])?,
         first_command_of_readme()?,
     ];

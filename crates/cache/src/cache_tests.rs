@@ -191,6 +191,21 @@ fn colliding_keys_never_give_a_wrong_program() {
     assert!(files_below(&dir.path().join("quarantine")).is_empty());
 }
 
+/// H18: sizes whose products are equal, and more of them than eight bits can tell apart.
+#[test]
+fn a_hundred_thousand_colliding_shapes_each_get_their_own_program() {
+    let cache = ProgramCache::open(CacheOptions { digest_bits: 8, ..CacheOptions::memory() }).unwrap();
+    let shapes = (0..250).flat_map(|rows| (0..400).map(move |columns| (rows, columns)));
+    for (rows, columns) in shapes {
+        let shape = vec![rows, columns];
+        let record = KeyRecord { types: vec![format!("f32[{rows},{columns}]")], ..record("m", 4) };
+        let mut made = program("m", 4);
+        made.inputs[0].shape = shape.clone();
+        let got: Got = cache.get_or(&record, || Ok(made));
+        assert_eq!(got.unwrap().program.inputs[0].shape, shape);
+    }
+}
+
 #[test]
 fn a_damaged_entry_is_quarantined_once_and_made_again() {
     let dir = tempfile::tempdir().unwrap();

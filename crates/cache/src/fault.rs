@@ -24,6 +24,8 @@ pub enum Fault {
     KillAfter,
     /// The process is killed in the middle of a write, and before other calls.
     KillHalfway,
+    /// A lock is taken that other nodes do not see, as some network disks have it; other calls are made.
+    LockOfOneNode,
 }
 
 /// What decides about faults.
@@ -44,7 +46,7 @@ impl FaultyDisk {
     fn run<T>(&self, call: Call, path: &Path, make: impl FnOnce(&RealDisk) -> Answer<T>) -> Answer<T> {
         let fail = |errno| DiskError::new(call, path, io::Error::from_raw_os_error(errno));
         match (self.hook)(call, path) {
-            None => make(&self.real),
+            None | Some(Fault::LockOfOneNode) => make(&self.real),
             Some(Fault::Before(errno) | Fault::Halfway(errno)) => Err(fail(errno)),
             Some(Fault::After(errno)) => make(&self.real).and_then(|_| Err(fail(errno))),
             Some(Fault::KillBefore | Fault::KillHalfway) => kill_self(),
@@ -80,6 +82,7 @@ impl Disk for FaultyDisk {
                     Fault::KillBefore => (0, None),
                     Fault::KillAfter => (bytes.len(), None),
                     Fault::KillHalfway => (bytes.len() / 2, None),
+                    Fault::LockOfOneNode => return self.real.write(file, path, bytes),
                 };
                 self.real.write(file, path, &bytes[..written])?;
                 let Some(errno) = errno else { kill_self() };
@@ -133,6 +136,9 @@ impl Disk for FaultyDisk {
     }
 
     fn try_lock(&self, file: &File, path: &Path, kind: LockKind) -> Answer<bool> {
+        if (self.hook)(Call::TryLock, path) == Some(Fault::LockOfOneNode) {
+            return Ok(true);
+        }
         self.run(Call::TryLock, path, |real| real.try_lock(file, path, kind))
     }
 

@@ -182,23 +182,21 @@ fn a_disk_that_stays_full_pauses_publishing() {
     assert!(files_below(&dir.path().join("tmp")).is_empty());
 }
 
-#[test]
-fn without_locks_each_cache_compiles_at_most_once_and_all_end_on_the_same_bytes() {
+/// Four caches of four threads each ask for one Program at once, on disks that answer `TryLock` in this way. Each compile
+/// gives other bytes, so that the first to publish is seen to decide for all. Gives the number of compiles.
+fn compiles_of_four_caches(told: &Told, answer: Fault) -> usize {
     let dir = tempfile::tempdir().unwrap();
-    let told = Told::default();
-    let unlocked = || {
-        let disk =
-            FaultyDisk::new(|call, _| (call == Call::TryLock).then_some(Fault::Before(Errno::NOLCK.raw_os_error())));
+    let open = || {
+        let disk = FaultyDisk::new(move |call, _| (call == Call::TryLock).then_some(answer));
         ProgramCache::open(CacheOptions { disk: Arc::new(disk), ..told.options(dir.path()) }).unwrap()
     };
-    let caches: Vec<ProgramCache> = (0..4).map(|_| unlocked()).collect();
+    let caches: Vec<ProgramCache> = (0..4).map(|_| open()).collect();
     let compiles = AtomicUsize::new(0);
     let programs = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for cache in caches.iter().flat_map(|cache| std::iter::repeat_n(cache, 4)) {
             scope.spawn(|| {
                 let got: Result<Fetched, GetError<Infallible>> = cache.get_or(&record("m", 4), || {
-                    // Each compile gives other bytes; the first to publish decides for all.
                     let arena_bytes = 64 * (1 + compiles.fetch_add(1, Ordering::SeqCst) as u64);
                     std::thread::sleep(Duration::from_millis(20));
                     Ok(precast_program::Program { arena_bytes, ..crate::testing::program("m", 4) })
@@ -207,10 +205,22 @@ fn without_locks_each_cache_compiles_at_most_once_and_all_end_on_the_same_bytes(
             });
         }
     });
-    assert!(compiles.into_inner() <= 4);
     let mut programs = programs.into_inner().unwrap();
     programs.dedup();
     assert_eq!(programs.len(), 1, "{programs:?}");
-    let unlocked_events = told.events().iter().filter(|event| matches!(event, Event::Unlocked { .. })).count();
-    assert!((1..=4).contains(&unlocked_events));
+    assert_eq!(crate::testing::open(dir.path()).verify().unwrap().problems, []);
+    compiles.into_inner()
+}
+
+#[test]
+fn without_locks_each_cache_compiles_at_most_once_and_all_end_on_the_same_bytes() {
+    let told = Told::default();
+    assert!(compiles_of_four_caches(&told, Fault::Before(Errno::NOLCK.raw_os_error())) <= 4);
+    let unlocked = told.events().iter().filter(|event| matches!(event, Event::Unlocked { .. })).count();
+    assert!((1..=4).contains(&unlocked));
+}
+
+#[test]
+fn locks_that_only_one_node_sees_cost_compiles_and_never_another_program() {
+    assert!((1..=4).contains(&compiles_of_four_caches(&Told::default(), Fault::LockOfOneNode)));
 }

@@ -6,7 +6,11 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use std::sync::atomic::AtomicUsize;
+
 use super::*;
+use crate::disk::Call;
+use crate::fault::FaultyDisk;
 use crate::testing::{constant, files_below, open, program_with, record};
 
 const THREADS: usize = 8;
@@ -52,9 +56,34 @@ fn child() {
     });
 }
 
+/// How a child is called that never ends its compile.
+const HOLDER: [&str; 2] = ["--exact", "cache::process_tests::holder"];
+
+/// Takes the lock of a Program and keeps it until it is killed. Called in any other way it does nothing.
+#[test]
+fn holder() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments != HOLDER {
+        return;
+    }
+    let mut root = String::new();
+    std::io::stdin().read_to_string(&mut root).unwrap();
+    let root = Path::new(&root);
+    request(&open(root), 0, || {
+        std::fs::write(root.join("held"), "").unwrap();
+        loop {
+            std::thread::park();
+        }
+    });
+}
+
 fn spawn(root: &Path) -> Child {
+    spawn_as(CHILD, root)
+}
+
+fn spawn_as(arguments: [&str; 2], root: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(CHILD);
+    command.args(arguments);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(root.to_str().unwrap().as_bytes()).unwrap();
     child
@@ -89,6 +118,34 @@ fn a_kill_at_any_moment_leaves_whole_entries_only() {
         assert!(started.elapsed() < Duration::from_secs(10), "locks of the dead are free at once");
         assert_eq!(cache.verify().unwrap().problems, [], "round {round}");
     }
+}
+
+/// H21: the system takes the lock of a dead process away, and whoever waited for it makes the Program.
+#[test]
+fn who_waits_for_a_holder_that_is_killed_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut holder = spawn_as(HOLDER, dir.path());
+    while !dir.path().join("held").exists() {
+        std::thread::yield_now();
+    }
+    let tries = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&tries);
+    let disk = FaultyDisk::new(move |call, _| {
+        seen.fetch_add(usize::from(call == Call::TryLock), Ordering::SeqCst);
+        None
+    });
+    let cache = ProgramCache::open(CacheOptions { disk: Arc::new(disk), ..CacheOptions::new(dir.path()) }).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| request(&cache, 0, || {}));
+        // A second try says that the first one found the lock taken.
+        while tries.load(Ordering::SeqCst) < 2 {
+            std::thread::yield_now();
+        }
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        assert_eq!(waiting.join().unwrap().origin, Origin::Compiled);
+    });
+    assert_eq!(cache.verify().unwrap().problems, []);
 }
 
 /// H34: a process that is killed each time it has made something is ready in the end, since nothing is made twice that was

@@ -11,7 +11,7 @@ use crate::disk::Call;
 use crate::fault::{Fault, FaultyDisk};
 use crate::miss::{Event, GetError};
 use crate::options::{CacheOptions, Mode, RemoteOptions};
-use crate::testing::{Told, constant, files_below, program_with, record};
+use crate::testing::{Told, constant, files_below, program, program_with, record};
 
 fn signs(seed: u8) -> Signing {
     Signing { key: Some(SignKey::of_seed(seed)), require: None }
@@ -98,6 +98,43 @@ fn every_bit_of_manifest_and_signature_counts_before_code_is_parsed() {
     assert_eq!(signature_of(probed), "of none of them");
     std::fs::write(&file, &good).unwrap();
     assert!(ProgramCache::open(reading).unwrap().probe(&record("m", 4)).is_ok());
+}
+
+/// H17: what was signed for one Program says nothing of another, and a signed head nothing of another's code.
+#[test]
+fn a_replayed_signature_and_swapped_sections_are_never_loaded() {
+    let (dir, told) = (tempfile::tempdir().unwrap(), Told::default());
+    let signing = open(dir.path(), signs(1), &told);
+    let file_of = |batch: i64| {
+        let got: Result<Fetched, GetError<Infallible>> =
+            signing.get_or(&record("m", batch), || Ok(program("m", batch)));
+        assert_eq!(got.unwrap().origin, Origin::Compiled);
+        signing.layout.program(&signing.key(&record("m", batch)))
+    };
+    let (own, other) = (file_of(4), file_of(8));
+    let (own_bytes, other_bytes) = (std::fs::read(&own).unwrap(), std::fs::read(&other).unwrap());
+    let signature_of = |bytes: &[u8]| {
+        let manifest_bytes = u64::from_le_bytes(bytes[12..20].try_into().unwrap()) as usize;
+        52 + manifest_bytes + 1..52 + manifest_bytes + 1 + SIGNATURE_BYTES
+    };
+    let (own_signature, other_signature) = (signature_of(&own_bytes), signature_of(&other_bytes));
+    let mut replayed = own_bytes.clone();
+    replayed[own_signature.clone()].copy_from_slice(&other_bytes[other_signature.clone()]);
+    let other_code = [&own_bytes[..own_signature.end], &other_bytes[other_signature.end..]].concat();
+    let other_head = [&other_bytes[..other_signature.end], &own_bytes[own_signature.end..]].concat();
+    let reading = CacheOptions { sign: requires(&[1]), mode: Mode::ReadOnly, ..told.options(dir.path()) };
+    let probe = || ProgramCache::open(reading.clone()).unwrap().probe(&record("m", 4));
+    for (forgery, bytes) in [
+        ("the signature of another", &replayed),
+        ("the code of another", &other_code),
+        ("the head of another", &other_head),
+        ("another as a whole", &other_bytes),
+    ] {
+        std::fs::write(&own, bytes).unwrap();
+        assert!(probe().is_err(), "{forgery} was loaded");
+    }
+    std::fs::write(&own, &own_bytes).unwrap();
+    assert!(probe().is_ok());
 }
 
 #[test]

@@ -14,6 +14,7 @@ pub mod ops;
 pub mod symbolic;
 pub mod text;
 pub mod verify;
+pub mod work;
 
 pub use error::{EvalError, InferError};
 pub use graph::{Definition, Graph, Node, NodeId, SizeRead, Value, ValueId};

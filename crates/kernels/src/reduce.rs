@@ -258,7 +258,9 @@ fn for_each_strip<T: Send>(
             let (row, column) = (strip / strips, strip % strips * STRIP);
             // SAFETY: strips have different rows or columns, and each is done once.
             let dst = unsafe { shared.slice(row * inner + column, STRIP.min(inner - column)) };
-            body(row * axis * inner + column, dst);
+            // An empty axis has no element that a strip could begin at.
+            let first = if axis == 0 { 0 } else { row * axis * inner + column };
+            body(first, dst);
         }
     });
 }

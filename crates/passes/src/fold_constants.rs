@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use precast_ir::eval_parts::eval_in_parts;
 use precast_ir::graph::{GraphCopy, GraphError};
+use precast_ir::work::multiply_adds;
 use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::{Tensor, Type};
 
@@ -144,7 +145,7 @@ fn refusal(graph: &Graph, node: &Node, constants: &[Tensor]) -> Option<Reason> {
     if !is_small && !is_no_growth {
         return Some(if only_replicates(&node.op) { ONLY_REPLICATES } else { GROWS });
     }
-    (multiply_adds(graph, node) > MULTIPLY_ADDS_MAX).then_some(TOO_MUCH_WORK)
+    (work_of(graph, node) > MULTIPLY_ADDS_MAX).then_some(TOO_MUCH_WORK)
 }
 
 fn bytes_of(ty: &Type) -> Option<u64> {
@@ -152,20 +153,8 @@ fn bytes_of(ty: &Type) -> Option<u64> {
     count.checked_mul(ty.dtype.size_bytes() as u64)
 }
 
-/// A bound on the work of one node: exact for products, elements for the rest.
-fn multiply_adds(graph: &Graph, node: &Node) -> u64 {
-    let elements = |position: usize| {
-        node.inputs.get(position).and_then(|&input| graph.ty(input).element_count().as_const()).unwrap_or(0).max(0)
-            as u64
-    };
-    let result = graph.ty(node.outputs[0]).element_count().as_const().unwrap_or(i64::MAX).max(0) as u64;
-    match &node.op {
-        Op::Matmul(_) | Op::MatmulInt(_) => {
-            let columns =
-                graph.ty(node.inputs[1]).dims.last().and_then(|dim| dim.as_const()).unwrap_or(1).max(1) as u64;
-            result.saturating_mul(elements(1) / columns)
-        }
-        Op::Conv(_) | Op::ConvInt(_) | Op::ConvTranspose(_) => result.saturating_mul(elements(1)),
-        _ => result.saturating_add(elements(0)),
-    }
+fn work_of(graph: &Graph, node: &Node) -> u64 {
+    let inputs: Vec<&Type> = node.inputs.iter().map(|&input| graph.ty(input)).collect();
+    let outputs: Vec<Type> = node.outputs.iter().map(|&output| graph.ty(output).clone()).collect();
+    multiply_adds(&node.op, &inputs, &outputs)
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use precast_ir::eval::bind_shape;
 use precast_ir::op::{If, Loop};
-use precast_ir::{Graph, NodeId, Op, ValueId};
+use precast_ir::{EvalError, Graph, NodeId, Op, Operation, ValueId};
 use precast_passes::cut_segments::{Segment, cut_segments};
 use precast_passes::{CANONICAL, PassOptions, run_passes};
 use precast_program::{Bucket, Device, MemoryStore, Program, Target};
@@ -251,11 +251,10 @@ impl CutGraph {
             goes_on = flag(&results[0])?;
             iteration += 1;
         }
-        let stacked = slices.into_iter().enumerate().map(|(scan, slices)| {
-            let output = op.body.outputs()[1 + op.carried + scan].value;
-            stack(op.body.ty(output), &slices)
-        });
-        let stacked: Vec<Tensor> = stacked.collect::<Result<_, Error>>()?;
+        let stacked = match iteration {
+            0 => no_slices(op, inputs)?,
+            _ => slices.iter().map(|slices| stack(slices)).collect::<Result<_, Error>>()?,
+        };
         Ok(carried.into_iter().chain(stacked).collect())
     }
 
@@ -319,13 +318,20 @@ fn flag(tensor: &Tensor) -> Result<bool, Error> {
     }
 }
 
-/// Slices of a scan output, one after another along a new first axis.
-fn stack(ty: &Type, slices: &[Tensor]) -> Result<Tensor, Error> {
-    let Some(first) = slices.first() else {
-        let mut shape = vec![0];
-        shape.extend(ty.dims.iter().map(|dim| dim.as_usize().unwrap_or(0)));
-        return Ok(Tensor::zeros(ty.dtype, shape)?);
+/// The scan outputs of a loop that never ran. What it was given decides the sizes that its slices would have had.
+fn no_slices(op: &Loop, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+    let types: Vec<Type> = inputs.iter().map(Tensor::type_).collect();
+    let outputs = op.infer(&types.iter().collect::<Vec<_>>()).map_err(EvalError::from)?;
+    let empty = |ty: &Type| {
+        let sizes = ty.dims.iter().skip(1).map(|dim| dim.as_usize().unwrap_or(0));
+        Ok(Tensor::zeros(ty.dtype, std::iter::once(0).chain(sizes).collect::<Vec<usize>>())?)
     };
+    outputs[op.carried..].iter().map(empty).collect()
+}
+
+/// Slices of a scan output, one after another along a new first axis.
+fn stack(slices: &[Tensor]) -> Result<Tensor, Error> {
+    let first = slices.first().ok_or_else(|| Error::Request("a loop that ran has no slices".to_string()))?;
     let mut shape = vec![slices.len()];
     shape.extend_from_slice(first.shape());
     let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.as_bytes().iter().copied()).collect();

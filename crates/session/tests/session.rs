@@ -328,12 +328,15 @@ fn several_dims_are_padded_at_once() {
 #[test]
 fn poisoned_padding_changes_nothing() {
     let clean = open(ROWS, BucketPolicy::PowersOfTwo { max: 8 }, OnMiss::Wait, true, memory());
-    let poison =
-        SessionOptions { pad_content: PadContent::Poison(0xff), ..options(BucketPolicy::PowersOfTwo { max: 8 }) };
-    let poisoned = open_with(ROWS, poison, memory());
-    for rows in 1..=20 {
-        let x = input(rows);
-        assert_eq!(run_into(&clean, &x).0, run_into(&poisoned, &x).0, "{rows} rows");
+    // As f32: NaN of both signs, nearly the largest number of both signs, a subnormal, and what else bytes may be.
+    for byte in [0xff, 0x7f, 0xfe, 0x00, 0x01, 0x80, 0x5a, 0xc3] {
+        let pad_content = PadContent::Poison(byte);
+        let poison = SessionOptions { pad_content, ..options(BucketPolicy::PowersOfTwo { max: 8 }) };
+        let poisoned = open_with(ROWS, poison, memory());
+        for rows in 1..=20 {
+            let x = input(rows);
+            assert_eq!(run_into(&clean, &x).0, run_into(&poisoned, &x).0, "{rows} rows, bytes {byte:#x}");
+        }
     }
 }
 

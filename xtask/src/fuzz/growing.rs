@@ -101,6 +101,8 @@ pub struct Known {
     pub tensor: Tensor,
     /// How far implementations may be apart; 0 where all must have the same bits.
     pub tolerance: f64,
+    /// The same for onnxruntime, which computes some functions of f64 in f32.
+    judged_tolerance: f64,
     origin: Origin,
 }
 
@@ -108,7 +110,11 @@ impl Known {
     /// An optional input that is not given.
     pub fn absent() -> Known {
         let tensor = Tensor::scalar(0f32);
-        Known { name: String::new(), tensor, tolerance: 0.0, origin: Origin::Absent }
+        Known::exact(String::new(), tensor, Origin::Absent)
+    }
+
+    fn exact(name: String, tensor: Tensor, origin: Origin) -> Known {
+        Known { name, tensor, tolerance: 0.0, judged_tolerance: 0.0, origin }
     }
 
     /// Its element type.
@@ -193,14 +199,32 @@ pub struct Call {
     inputs: Vec<Known>,
     attributes: Vec<AttributeProto>,
     outputs: usize,
-    rounds: bool,
+    rounding: Rounding,
+}
+
+/// How the results of a node may differ between implementations that are all right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    /// Not at all.
+    None,
+    /// By rounding in the coarsest type that is read or made.
+    Own,
+    /// The same, and onnxruntime computes f64 with numbers of f32.
+    JudgedInF32,
 }
 
 impl Call {
     /// An operator of ai.onnx with one output, which rounds.
     pub fn of(operator: &str, inputs: &[&Known]) -> Call {
         let inputs = inputs.iter().map(|&known| known.clone()).collect();
-        Call { domain: "", operator: operator.to_string(), inputs, attributes: vec![], outputs: 1, rounds: true }
+        Call {
+            domain: "",
+            operator: operator.to_string(),
+            inputs,
+            attributes: vec![],
+            outputs: 1,
+            rounding: Rounding::Own,
+        }
     }
 
     /// Of com.microsoft.
@@ -223,7 +247,13 @@ impl Call {
 
     /// Whose result has the same bits everywhere if its inputs have.
     pub fn exact(mut self) -> Call {
-        self.rounds = false;
+        self.rounding = Rounding::None;
+        self
+    }
+
+    /// Which onnxruntime computes with numbers of f32 inside, whatever it reads.
+    pub fn judged_in_f32(mut self) -> Call {
+        self.rounding = Rounding::JudgedInF32;
         self
     }
 }
@@ -245,8 +275,10 @@ pub struct Generated {
     pub inputs: Vec<(String, Tensor)>,
     /// How far implementations may be apart, an output after the other.
     pub tolerances: Vec<f64>,
-    /// Whether another runtime can be the judge: what is random it draws by itself.
-    pub is_deterministic: bool,
+    /// How far onnxruntime may be apart.
+    pub judged_tolerances: Vec<f64>,
+    /// Why onnxruntime cannot be the judge, if it cannot.
+    pub unjudged: Option<&'static str>,
     /// Nodes that were not added because they were refused.
     pub refusals: Vec<Refusal>,
 }
@@ -257,8 +289,9 @@ pub struct Growing {
     pub random: Random,
     /// Version of ai.onnx that it is written in.
     pub opset: i64,
-    /// Whether a random operator is in it.
-    pub has_random: bool,
+    /// Why onnxruntime cannot be the judge: what it draws by itself, or is known to get wrong. The graph is then held against
+    /// ourselves alone.
+    pub unjudged: Option<&'static str>,
     /// Whether new operands have common types alone where that is possible, so that another runtime can judge the graph.
     is_common: bool,
     values: Vec<Known>,
@@ -272,7 +305,7 @@ impl Growing {
     pub fn new(mut random: Random, opset: i64) -> Growing {
         let (values, nodes, refusals) = (Vec::new(), Vec::new(), Vec::new());
         let is_common = !random.once_in(3);
-        Growing { random, opset, has_random: false, is_common, values, nodes, names: 0, refusals }
+        Growing { random, opset, unjudged: None, is_common, values, nodes, names: 0, refusals }
     }
 
     /// One of several words.
@@ -356,14 +389,14 @@ impl Growing {
             true => (format!("x{inputs}"), Origin::Input),
             false => (self.fresh(), Origin::Constant),
         };
-        let known = Known { name, tensor, tolerance: 0.0, origin };
+        let known = Known::exact(name, tensor, origin);
         self.values.push(known.clone());
         known
     }
 
     /// A constant with a value of its own.
     pub fn constant_of(&mut self, tensor: Tensor) -> Known {
-        let known = Known { name: self.fresh(), tensor, tolerance: 0.0, origin: Origin::Constant };
+        let known = Known::exact(self.fresh(), tensor, Origin::Constant);
         self.values.push(known.clone());
         known
     }
@@ -443,11 +476,11 @@ impl Growing {
             attribute: call.attributes,
             ..NodeProto::default()
         };
-        self.add_nodes(vec![node], &outputs, call.rounds)
+        self.add_nodes(vec![node], &outputs, call.rounding)
     }
 
     /// Adds nodes that make sense only together, and what they make for others.
-    pub fn add_nodes(&mut self, nodes: Vec<NodeProto>, outputs: &[String], rounds: bool) -> Option<Vec<Known>> {
+    pub fn add_nodes(&mut self, nodes: Vec<NodeProto>, outputs: &[String], rounding: Rounding) -> Option<Vec<Known>> {
         let names = names_read(&nodes);
         let read: Vec<Known> = self.values.iter().filter(|known| names.contains(&known.name)).cloned().collect();
         let tensors = match self.evaluate(&nodes, &read, outputs) {
@@ -461,14 +494,20 @@ impl Growing {
         if !tensors.iter().all(is_small) {
             return None;
         }
-        let read_tolerance = read.iter().map(|known| known.tolerance).fold(0.0, f64::max);
+        let largest = |tolerance: fn(&Known) -> f64| read.iter().map(tolerance).fold(0.0, f64::max);
+        let (read_tolerance, read_judged) = (largest(|known| known.tolerance), largest(|known| known.judged_tolerance));
         let dtypes = read.iter().map(Known::dtype).chain(tensors.iter().map(Tensor::dtype));
-        let own_tolerance = dtypes.map(tolerance_of).fold(0.0, f64::max);
+        let coarsest = dtypes.map(tolerance_of).fold(0.0, f64::max);
+        let (own, own_judged) = match rounding {
+            Rounding::None => (0.0, 0.0),
+            Rounding::Own => (coarsest, coarsest),
+            Rounding::JudgedInF32 => (coarsest, coarsest.max(tolerance_of(DType::F32))),
+        };
         self.nodes.extend(nodes);
         let known = outputs.iter().zip(tensors).map(|(name, tensor)| {
-            let is_float = tensor.dtype().is_float();
-            let own = if rounds && is_float { own_tolerance } else { 0.0 };
-            Known { name: name.clone(), tensor, tolerance: own.max(read_tolerance), origin: Origin::Node }
+            let (own, own_judged) = if tensor.dtype().is_float() { (own, own_judged) } else { (0.0, 0.0) };
+            let (tolerance, judged_tolerance) = (own.max(read_tolerance), own_judged.max(read_judged));
+            Known { name: name.clone(), tensor, tolerance, judged_tolerance, origin: Origin::Node }
         });
         let known: Vec<Known> = known.collect();
         self.values.extend(known.clone());
@@ -516,7 +555,7 @@ impl Growing {
             Some(sizes.map(named).collect())
         };
         let mut graph = GraphProto { name: "random".to_string(), ..GraphProto::default() };
-        let (mut inputs, mut tolerances) = (Vec::new(), Vec::new());
+        let (mut inputs, mut tolerances, mut judged_tolerances) = (Vec::new(), Vec::new(), Vec::new());
         for known in &self.values {
             match known.origin {
                 Origin::Input => {
@@ -530,13 +569,14 @@ impl Growing {
                     let sizes = if is_symbolic { None } else { sizes(known) };
                     graph.output.push(declared(&known.name, known.dtype(), sizes));
                     tolerances.push(known.tolerance);
+                    judged_tolerances.push(known.judged_tolerance);
                 }
                 Origin::Constant | Origin::Node | Origin::Absent => {}
             }
         }
         graph.node = std::mem::take(&mut self.nodes);
-        let (model, is_deterministic) = (self.model(graph), !self.has_random);
-        Generated { model, inputs, tolerances, is_deterministic, refusals: self.refusals }
+        let (model, unjudged, refusals) = (self.model(graph), self.unjudged, self.refusals);
+        Generated { model, inputs, tolerances, judged_tolerances, unjudged, refusals }
     }
 }
 

@@ -64,6 +64,7 @@ fn keep_output(case: &Case, kept: usize) -> Option<Case> {
     let graph = smaller.model.graph.as_mut()?;
     graph.output = vec![graph.output[kept].clone()];
     smaller.tolerances = vec![case.tolerances[kept]];
+    smaller.judged_tolerances = vec![case.judged_tolerances[kept]];
     prune(&mut smaller)?;
     Some(smaller)
 }

@@ -92,6 +92,30 @@ fn why_names_the_field_that_differs() {
     assert_eq!(bench.run("cache why programs nothing").exit, 2);
 }
 
+/// H19: a weight, an option or a size that differs is another Program, and `why` says which of them it was.
+#[test]
+fn a_flipped_weight_an_option_and_a_dim_are_misses_that_why_names() {
+    let bench = Bench::with_model("m.onnx", &models::affine());
+    bench.json("cache warm programs m.onnx --max-batch 1");
+    assert_eq!(bench.json("cache why programs m.onnx --max-batch 1")["hits"], json!(1));
+    let mut retrained = models::affine();
+    let weight = &mut retrained.graph.as_mut().unwrap().initializer[0];
+    let mut bytes = weight.raw_data.take().unwrap().to_vec();
+    bytes[0] ^= 1;
+    weight.raw_data = Some(bytes.into());
+    bench.write("retrained.onnx", &models::encode(&retrained));
+    for (arguments, field) in [
+        ("retrained.onnx --max-batch 1", "weights"),
+        ("m.onnx --max-batch 1 --numerics strict", "precision.rounding"),
+        ("m.onnx --max-batch 3 --buckets 3", "bucket.rows"),
+    ] {
+        let why = bench.json(&format!("cache why programs {arguments}"));
+        assert_eq!(why["hits"], json!(0), "{arguments}");
+        let differing = why["buckets"][0]["nearest"]["differing"].as_array().unwrap();
+        assert!(differing.iter().any(|diff| diff["field"] == json!(field)), "{arguments}: {differing:?}");
+    }
+}
+
 #[test]
 fn diff_shows_both_values() {
     let bench = filled();

@@ -1,5 +1,7 @@
 //! `compile` writes Program files that run without the model.
 
+use std::process::Stdio;
+
 use serde_json::json;
 
 use crate::{Bench, models, names_in};
@@ -34,6 +36,22 @@ fn compiling_twice_gives_the_same_bytes() {
     bench.json("compile m.onnx -o b");
     assert_eq!(bench.read("a"), bench.read("b"));
     assert_eq!(names_in(&bench.path("a.constants")), names_in(&bench.path("b.constants")));
+}
+
+/// H23: each process writes under a name of its own, and whoever is last leaves a whole file.
+#[test]
+fn thirty_two_processes_that_save_one_program_at_once_leave_it_whole() {
+    let bench = Bench::with_model("m.onnx", &models::affine());
+    bench.json("compile m.onnx -o alone");
+    let children: Vec<_> =
+        (0..32).map(|_| bench.command("compile m.onnx -o p --quiet").stdout(Stdio::null()).spawn().unwrap()).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    assert_eq!(bench.names(), ["alone", "alone.constants", "m.onnx", "p", "p.constants"]);
+    assert_eq!(bench.read("p"), bench.read("alone"));
+    assert_eq!(names_in(&bench.path("p.constants")), names_in(&bench.path("alone.constants")));
+    bench.json("run p");
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use precast_ir::graph::Provenance;
-use precast_ir::{Definition, Graph, Op, ValueId, symbolic};
+use precast_ir::work::multiply_adds;
+use precast_ir::{Definition, Graph, Node, Op, ValueId, symbolic};
 use precast_tensor::{DType, Dim, Symbol, SymbolRange, Tensor, Type};
 
 use crate::reader::{Budget, ReadError};
@@ -18,6 +19,8 @@ use super::value::{Strings, Value, tabulate};
 const FOLD_BYTES_MAX: usize = 64 << 10;
 /// Inputs of a folded node may have this many bytes.
 const FOLD_INPUT_BYTES_MAX: usize = 1 << 20;
+/// Multiply-adds of a folded node: well below a second of reference evaluation.
+const FOLD_WORK_MAX: u64 = 1 << 24;
 /// Integer tensors of this many elements or fewer are followed as Dims.
 const CONTENT_ELEMENTS_MAX: usize = 64;
 
@@ -165,7 +168,10 @@ impl Builder {
             return Err(Fault::Unsupported(format!("a size of {} terms is too large to follow", dim.weight())));
         }
         self.check_sizes(op.name(), &types)?;
-        if let Some(tensors) = tensors.filter(|tensors| may_fold(&op, tensors, &types)) {
+        let may_fold = |tensors: &Vec<Tensor>| {
+            may_fold(&op, tensors, &types) && multiply_adds(&op, &input_types, &types) <= FOLD_WORK_MAX
+        };
+        if let Some(tensors) = tensors.filter(may_fold) {
             let results = op.eval(&tensors).map_err(|error| Fault::Invalid(error.to_string()))?;
             return Ok(results.into_iter().map(|tensor| self.constant(tensor)).collect());
         }
@@ -254,6 +260,43 @@ impl Builder {
         self.free.contains(symbol)
     }
 
+    /// What decides these symbols when it runs, as far as it is known once the inputs behind it are frozen: the operands of
+    /// the nodes that make values of these sizes.
+    pub fn deciders(&self, symbols: &BTreeSet<Symbol>) -> Vec<ValueId> {
+        let makes = |node: &&Node, symbol: &Symbol| {
+            node.outputs
+                .iter()
+                .any(|&output| self.graph.ty(output).dims.iter().any(|dim| dim.symbols().contains(symbol)))
+        };
+        // Nodes are in order, so the first that has a symbol made it.
+        let makers = symbols.iter().filter(|symbol| !self.is_free(symbol));
+        let makers = makers.filter_map(|symbol| self.graph.nodes().iter().find(|node| makes(node, symbol)));
+        let operands: Vec<ValueId> = makers.flat_map(|node| node.inputs.iter().copied()).collect();
+        if operands.iter().all(|&operand| self.can_be_frozen(operand)) { operands } else { Vec::new() }
+    }
+
+    /// Whether a value is known once every input that it is computed from is frozen.
+    fn can_be_frozen(&self, value: ValueId) -> bool {
+        let (mut seen, mut open) = (BTreeSet::new(), vec![value]);
+        while let Some(value) = open.pop() {
+            if !seen.insert(value) {
+                continue;
+            }
+            match &self.graph.value(value).definition {
+                Definition::Input(_) if self.run_time.contains(&value) => return false,
+                Definition::Input(_) | Definition::Constant(_) => {}
+                Definition::Node { node, .. } => {
+                    let node = self.graph.node(*node);
+                    if matches!(node.op, Op::Uniform(_) | Op::Normal(_)) {
+                        return false;
+                    }
+                    open.extend(node.inputs.iter().copied());
+                }
+            }
+        }
+        true
+    }
+
     /// A symbol of the model's inputs that a value is computed from.
     pub fn free_symbol_behind(&self, values: &[ValueId]) -> Option<Symbol> {
         let (mut seen, mut open, mut symbols) = (BTreeSet::new(), values.to_vec(), BTreeSet::new());
@@ -297,9 +340,15 @@ fn may_fold(op: &Op, inputs: &[Tensor], types: &[Type]) -> bool {
     let mut symbols = BTreeSet::new();
     op.collect_symbols(&mut symbols);
     let input_bytes: usize = inputs.iter().map(|tensor| tensor.as_bytes().len()).sum();
-    if let (Op::NonZero(_), [x]) = (op, inputs) {
-        // Its Type does not say how large the result is, but its input does.
-        return x.len().saturating_mul(x.rank() * size_of::<i64>()) <= FOLD_BYTES_MAX;
+    // Their Types do not say how large the results are, but their inputs do.
+    match (op, inputs) {
+        (Op::NonZero(_), [x]) => return x.len().saturating_mul(x.rank() * size_of::<i64>()) <= FOLD_BYTES_MAX,
+        // Three integers for each score of a class and a box.
+        (Op::Nms(nms), [_, scores]) => {
+            let is_known = nms.boxes_max.as_const().is_some();
+            return is_known && scores.len().saturating_mul(3 * size_of::<i64>()) <= FOLD_BYTES_MAX;
+        }
+        _ => {}
     }
     // A reshape shares the bytes of its operand.
     if matches!(op, Op::Reshape(_)) && symbols.is_empty() {

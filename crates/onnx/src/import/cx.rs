@@ -16,6 +16,7 @@ use crate::reader::StringTensor;
 use super::attributes::Attributes;
 use super::body::free_names;
 use super::error::Fault;
+use super::live::remove_dead;
 use super::value::Value;
 use super::{Builder, Importer, Opsets};
 
@@ -347,15 +348,16 @@ impl NodeCx<'_, '_> {
 
     /// The elements of one axis in the opposite order.
     pub fn reverse_axis(&mut self, x: ValueId, axis: usize) -> Added {
-        let size = self.dims(x);
+        let (size, last) = (self.dims(x), self.dim(x, axis)? - 1);
         let (mut start, mut step) = (vec![Dim::ZERO; size.len()], vec![1; size.len()]);
-        start[axis] = size[axis].clone() - 1;
+        start[axis] = last;
         step[axis] = -1;
         self.add(Slice { start, step, size }, &[x])
     }
 
     /// Elements start..start+size of one axis.
     pub fn slice_axis(&mut self, x: ValueId, axis: usize, start: Dim, size: Dim) -> Added {
+        self.dim(x, axis)?;
         let dims = self.dims(x);
         let mut starts = vec![Dim::from(0); dims.len()];
         let mut sizes = dims.clone();
@@ -459,6 +461,28 @@ impl NodeCx<'_, '_> {
     pub fn body(&mut self, proto: &GraphProto, bodies: &[&GraphProto], parameters: &[Type]) -> Result<Graph, Fault> {
         let names: Vec<String> = all_free_names(bodies).into_iter().collect();
         self.importer.import_body(self.builder, proto, parameters, &names, self.opsets, self.depth)
+    }
+
+    /// A body that an import writes itself: `write` is given its parameters and gives its outputs. What it reads of the
+    /// graph around it must be among the parameters.
+    pub fn own_body(
+        &mut self,
+        parameters: &[Type],
+        write: impl FnOnce(&mut Self, &[ValueId]) -> Result<Vec<ValueId>, Fault>,
+    ) -> Result<Graph, Fault> {
+        let inner = Builder::inside(&self.fresh_name("loop"), self.builder);
+        let outer = std::mem::replace(self.builder, inner);
+        let inputs: Vec<ValueId> = parameters
+            .iter()
+            .enumerate()
+            .map(|(at, ty)| self.builder.add_body_input(&format!("parameter.{at}"), ty.clone(), true))
+            .collect();
+        let written = write(self, &inputs);
+        let mut body = std::mem::replace(self.builder, outer).graph;
+        for (at, value) in written?.into_iter().enumerate() {
+            body.add_output(format!("result.{at}"), value);
+        }
+        Ok(remove_dead(body)?)
     }
 
     /// Whether a loop may become this many nodes, of all that loops of this model may become.

@@ -6,7 +6,7 @@ use precast_ir::{Op, ValueId};
 use precast_tensor::{DType, Dim, SymbolRange, Tensor, Type};
 
 use super::cx::NodeCx;
-use super::error::Fault;
+use super::error::{Fault, inputs_behind};
 
 /// What is known of an integer that is no size.
 const ANY_SIGN: SymbolRange = SymbolRange::new(-SymbolRange::ANY.hi, SymbolRange::ANY.hi);
@@ -31,6 +31,13 @@ impl NodeCx<'_, '_> {
     /// Rank of a value.
     pub fn rank(&self, value: ValueId) -> usize {
         self.builder.graph.ty(value).dims.len()
+    }
+
+    /// The size of an axis that a value must have.
+    pub fn dim(&self, value: ValueId, axis: usize) -> Result<Dim, Fault> {
+        let ty = self.ty(value);
+        let out_of_range = || Fault::Invalid(format!("an operand is {ty}; {} axes or more were expected", axis + 1));
+        ty.dims.get(axis).cloned().ok_or_else(out_of_range)
     }
 
     /// An axis from 0 of a value of `rank` dims; negative ones count from the end.
@@ -70,7 +77,11 @@ impl NodeCx<'_, '_> {
         };
         let reads = self.builder.graph.sizes.iter().filter(|read| symbols.contains(&read.symbol));
         let values: Vec<ValueId> = reads.map(|read| read.value).collect();
-        if values.is_empty() {
+        if !values.is_empty() {
+            return Fault::NeedsValue { values, what: what.to_string() };
+        }
+        let values = self.builder.deciders(&symbols);
+        if inputs_behind(&self.builder.graph, &values).is_empty() {
             return Fault::Unsupported(format!("{what} is {dim}, and {symbol} is only known while the model runs"));
         }
         Fault::NeedsValue { values, what: what.to_string() }

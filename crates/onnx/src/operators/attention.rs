@@ -16,8 +16,10 @@ pub(super) const IMPORTS: &[Import] = &[
     Import { domain: "", name: "Attention", since: 23, tier: 1, function: attention },
     Import { domain: "", name: "RotaryEmbedding", since: 23, tier: 1, function: rotary::rotary_embedding },
     Import { domain: "com.microsoft", name: "Attention", since: 1, tier: 1, function: microsoft::attention },
+    Import { domain: "com.microsoft", name: "GemmaRotaryEmbedding", since: 1, tier: 1, function: rotary::gemma_rotary_embedding },
     Import { domain: "com.microsoft", name: "GroupQueryAttention", since: 1, tier: 1, function: microsoft::group_query_attention },
     Import { domain: "com.microsoft", name: "MultiHeadAttention", since: 1, tier: 1, function: microsoft::multi_head_attention },
+    Import { domain: "com.microsoft", name: "QAttention", since: 1, tier: 1, function: microsoft::q_attention },
     Import { domain: "com.microsoft", name: "RotaryEmbedding", since: 1, tier: 1, function: rotary::microsoft_rotary_embedding },
 ];
 
@@ -259,7 +261,7 @@ fn attend(cx: &mut NodeCx<'_, '_>, heads: Heads, scoring: &Scoring) -> Result<At
     };
     let mut probabilities = cx.cast(softmax, dtype)?;
     if let Some(bias) = bias.filter(|_| scoring.may_mask_all) {
-        let axis = cx.rank(bias) - 1;
+        let axis = cx.axis(-1, cx.rank(bias))?;
         let largest = cx.reduce(ReduceFn::Max, bias, vec![axis], true)?;
         let never = cx.scalar(dtype, f64::NEG_INFINITY)?;
         let is_empty = cx.compare(CompareFn::Eq, largest, never)?;

@@ -5,6 +5,7 @@ use precast_ir::op::{BinaryFn, Conv, ConvInt, ConvTranspose};
 use precast_tensor::Dim;
 
 use super::activation::fused_activation;
+use super::channels::{channels_first, channels_last};
 use super::matmul::zero_point;
 use super::sliding::{AutoPad, Sliding};
 use crate::import::{Fault, Import, NodeCx};
@@ -14,28 +15,55 @@ pub(super) const IMPORTS: &[Import] = &[
     Import { domain: "", name: "Conv", since: 1, tier: 1, function: conv },
     Import { domain: "", name: "ConvInteger", since: 10, tier: 1, function: conv_integer },
     Import { domain: "", name: "ConvTranspose", since: 1, tier: 1, function: conv_transpose },
+    Import { domain: "com.microsoft", name: "ConvTransposeWithDynamicPads", since: 1, tier: 2, function: conv_transpose_with_pads },
     Import { domain: "com.microsoft", name: "FusedConv", since: 1, tier: 1, function: fused_conv },
+    Import { domain: "com.microsoft", name: "NhwcConv", since: 1, tier: 1, function: nhwc_conv },
+    Import { domain: "com.microsoft", name: "NhwcFusedConv", since: 1, tier: 1, function: nhwc_fused_conv },
 ];
 
 type Outputs = Result<Vec<ValueId>, Fault>;
 
 fn conv(cx: &mut NodeCx<'_, '_>) -> Outputs {
-    Ok(vec![add_conv(cx)?])
+    let x = cx.input(0)?;
+    Ok(vec![add_conv(cx, x)?])
+}
+
+/// Conv of x [N, spatial.., C]; the filter lies as ever.
+fn nhwc_conv(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let x = cx.input(0)?;
+    let x = channels_first(cx, x)?;
+    let y = add_conv(cx, x)?;
+    Ok(vec![channels_last(cx, y)?])
 }
 
 /// Conv, then a fourth input added, then an activation.
 fn fused_conv(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let activation = cx.string("activation", "")?;
     let parameters = cx.attributes().floats("activation_params")?.unwrap_or_default();
-    let mut y = add_conv(cx)?;
+    let x = cx.input(0)?;
+    let mut y = add_conv(cx, x)?;
     if let Some(addend) = cx.optional(3) {
         y = cx.binary(BinaryFn::Add, y, addend)?;
     }
     Ok(vec![fused_activation(cx, &activation, &parameters, y)?])
 }
 
-fn add_conv(cx: &mut NodeCx<'_, '_>) -> Result<ValueId, Fault> {
-    let (x, filter) = (cx.input(0)?, cx.input(1)?);
+/// FusedConv with the channels of x, of the fourth input and of the result last.
+fn nhwc_fused_conv(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let activation = cx.string("activation", "")?;
+    let parameters = cx.attributes().floats("activation_params")?.unwrap_or_default();
+    let x = cx.input(0)?;
+    let x = channels_first(cx, x)?;
+    let y = add_conv(cx, x)?;
+    let mut y = channels_last(cx, y)?;
+    if let Some(addend) = cx.optional(3) {
+        y = cx.binary(BinaryFn::Add, y, addend)?;
+    }
+    Ok(vec![fused_activation(cx, &activation, &parameters, y)?])
+}
+
+fn add_conv(cx: &mut NodeCx<'_, '_>, x: ValueId) -> Result<ValueId, Fault> {
+    let filter = cx.input(1)?;
     let (sliding, groups) = read_filter(cx, x, filter)?;
     let Sliding { stride, pad_lo, pad_hi, dilation, .. } = sliding;
     let inputs: Vec<ValueId> = [Some(x), Some(filter), cx.optional(2)].into_iter().flatten().collect();
@@ -53,12 +81,32 @@ fn conv_integer(cx: &mut NodeCx<'_, '_>) -> Outputs {
 }
 
 fn conv_transpose(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    add_conv_transpose(cx, None, 2)
+}
+
+/// Inputs x, filter, pads and bias.
+fn conv_transpose_with_pads(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let pads = match cx.optional(2) {
+        Some(pads) => Some(cx.require_dims(pads, "the pads")?),
+        None => None,
+    };
+    add_conv_transpose(cx, pads, 3)
+}
+
+/// A transposed convolution with pads that are given or attributes, and the bias at a position.
+fn add_conv_transpose(cx: &mut NodeCx<'_, '_>, pads: Option<Vec<Dim>>, bias: usize) -> Outputs {
     let (x, filter) = (cx.input(0)?, cx.input(1)?);
     let spatial = spatial_dims(cx, x, filter)?;
     let rank = spatial.len();
     let auto_pad = AutoPad::read(cx)?;
     let window = window_of(cx, filter)?;
     let mut sliding = Sliding::read_explicit(cx, rank, window)?;
+    if let Some(pads) = pads {
+        if pads.len() != 2 * rank {
+            return Err(Fault::Invalid(format!("{} pads; {} were expected", pads.len(), 2 * rank)));
+        }
+        (sliding.pad_lo, sliding.pad_hi) = (pads[..rank].to_vec(), pads[rank..].to_vec());
+    }
     let groups = read_groups(cx)?;
     let output_pad = cx.sizes("output_padding")?.filter(|list| !list.is_empty()).unwrap_or_else(|| vec![0; rank]);
     let output_shape = cx.ints("output_shape")?.filter(|list| !list.is_empty());
@@ -101,7 +149,7 @@ fn conv_transpose(cx: &mut NodeCx<'_, '_>) -> Outputs {
         sliding.pad_hi = vec![Dim::ZERO; rank];
     }
     let Sliding { stride, pad_lo, pad_hi, dilation, .. } = sliding;
-    let inputs: Vec<ValueId> = [Some(x), Some(filter), cx.optional(2)].into_iter().flatten().collect();
+    let inputs: Vec<ValueId> = [Some(x), Some(filter), cx.optional(bias)].into_iter().flatten().collect();
     Ok(vec![cx.add(ConvTranspose { stride, pad_lo, pad_hi, output_pad, dilation, groups }, &inputs)?])
 }
 

@@ -28,10 +28,62 @@ pub const IMPORTS: &[Import] = &[
     Import::onnx("ReverseSequence", 10, 2, reverse_sequence),
     Import::onnx("Unique", 11, 2, unique::unique),
     Import::microsoft("GatherND", 2, gather_nd),
+    Import::microsoft("NGramRepeatBlock", 2, ngram_repeat_block),
+    Import::microsoft("TorchEmbedding", 2, torch_embedding),
+    Import::microsoft("Unique", 2, unique::unique_in_order),
 ];
 
 /// What an Import gives.
 type Values = Result<Vec<ValueId>, Fault>;
+
+/// Rows of a table. What the other inputs say matters to gradients alone.
+fn torch_embedding(cx: &mut NodeCx<'_, '_>) -> Values {
+    let (table, indices) = (cx.input(0)?, cx.input(1)?);
+    Ok(vec![cx.gather(table, indices, 0)?])
+}
+
+/// Scores [batch, vocabulary] with -inf for every token that would complete an n-gram that the ids [batch, length] have
+/// already.
+fn ngram_repeat_block(cx: &mut NodeCx<'_, '_>) -> Values {
+    let (ids, scores) = (cx.input(0)?, cx.input(1)?);
+    let size = match cx.int("ngram_size", 0)? {
+        size if size > 0 => size,
+        size => return Err(Fault::Invalid(format!("attribute 'ngram_size' is {size}; 1 or more was expected"))),
+    };
+    let [batch, length] = &cx.dims(ids)[..] else {
+        return Err(Fault::Invalid(format!("the ids have rank {}; 2 was expected", cx.rank(ids))));
+    };
+    let length = cx.number(length, "the number of ids")? as i64;
+    if length < size {
+        return Ok(vec![scores]);
+    }
+    // Every n-gram but its last token, held against the last tokens of all.
+    let (count, before) = (Dim::from(length - size + 1), size - 1);
+    let mut is_again: Option<ValueId> = None;
+    for place in 0..before {
+        let own = cx.slice_axis(ids, 1, Dim::from(place), count.clone())?;
+        let last = cx.slice_axis(ids, 1, Dim::from(length - before + place), Dim::ONE)?;
+        let is_same = cx.compare(CompareFn::Eq, own, last)?;
+        is_again = Some(match is_again {
+            Some(is_again) => cx.binary(BinaryFn::And, is_again, is_same)?,
+            None => is_same,
+        });
+    }
+    let next = cx.slice_axis(ids, 1, Dim::from(before), count.clone())?;
+    let banned = match is_again {
+        Some(is_again) => cx.cast(is_again, DType::F32)?,
+        None => {
+            let one = cx.scalar(DType::F32, 1.0)?;
+            cx.broadcast(one, vec![batch.clone(), count])?
+        }
+    };
+    let zero = cx.scalar(DType::F32, 0.0)?;
+    let none = cx.broadcast(zero, cx.dims(scores))?;
+    let banned = cx.add(ScatterElements { axis: 1, func: ScatterFn::Max }, &[none, next, banned])?;
+    let is_banned = cx.compare(CompareFn::Gt, banned, zero)?;
+    let never = cx.scalar(cx.dtype(scores), f64::NEG_INFINITY)?;
+    Ok(vec![cx.select(is_banned, never, scores)?])
+}
 
 fn gather(cx: &mut NodeCx<'_, '_>) -> Values {
     let (x, indices) = (cx.input(0)?, cx.input(1)?);

@@ -1,7 +1,9 @@
-//! Matrix products: MatMul, Gemm, MatMulInteger and the fused forms of com.microsoft. Einsum and the products with
-//! packed weights have files of their own.
+//! Matrix products: MatMul, Gemm, MatMulInteger and the fused forms of com.microsoft. Einsum, the products with packed
+//! weights, mixtures of experts and com.microsoft's other operators have files of their own.
 
 mod einsum;
+mod experts;
+mod microsoft;
 mod nbits;
 
 use precast_ir::ValueId;
@@ -18,12 +20,17 @@ pub(super) const IMPORTS: &[Import] = &[
     Import { domain: "", name: "Gemm", since: 7, tier: 1, function: gemm },
     Import { domain: "", name: "MatMul", since: 1, tier: 1, function: matmul },
     Import { domain: "", name: "MatMulInteger", since: 10, tier: 1, function: matmul_integer },
+    Import { domain: "com.microsoft", name: "CDist", since: 1, tier: 2, function: microsoft::cdist },
     Import { domain: "com.microsoft", name: "FusedGemm", since: 1, tier: 1, function: fused_gemm },
     Import { domain: "com.microsoft", name: "FusedMatMul", since: 1, tier: 1, function: fused_matmul },
     Import { domain: "com.microsoft", name: "FusedMatMulActivation", since: 1, tier: 1, function: fused_matmul_activation },
     Import { domain: "com.microsoft", name: "GemmFastGelu", since: 1, tier: 1, function: gemm_fast_gelu },
     Import { domain: "com.microsoft", name: "GatherBlockQuantized", since: 1, tier: 1, function: nbits::gather_block_quantized },
+    Import { domain: "com.microsoft", name: "Inverse", since: 1, tier: 2, function: microsoft::inverse },
+    Import { domain: "com.microsoft", name: "MatMulBnb4", since: 1, tier: 1, function: microsoft::matmul_bnb4 },
+    Import { domain: "com.microsoft", name: "MatMulInteger16", since: 1, tier: 1, function: microsoft::matmul_integer16 },
     Import { domain: "com.microsoft", name: "MatMulNBits", since: 1, tier: 1, function: nbits::matmul_nbits },
+    Import { domain: "com.microsoft", name: "MoE", since: 1, tier: 1, function: experts::moe },
     Import { domain: "com.microsoft", name: "TransposeMatMul", since: 1, tier: 1, function: fused_matmul },
 ];
 

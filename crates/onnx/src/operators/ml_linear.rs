@@ -1,17 +1,15 @@
-//! ai.onnx.ml: linear models and support vectors, as products of matrices.
+//! ai.onnx.ml: linear models, as products of matrices.
 
 use precast_ir::ValueId;
-use precast_ir::op::{BinaryFn, CompareFn, ReduceFn, UnaryFn};
-use precast_tensor::{DType, Dim};
+use precast_ir::op::{BinaryFn, CompareFn, UnaryFn};
+use precast_tensor::DType;
 
 use super::ml::{PostTransform, best, label_values, labels, rows_of};
 use crate::import::{Applies, Fault, Import, NodeCx, StructureImport, Value};
 
 /// Rows of this family.
-pub(super) const IMPORTS: &[Import] = &[
-    Import { domain: "ai.onnx.ml", name: "LinearRegressor", since: 1, tier: 3, function: linear_regressor },
-    Import { domain: "ai.onnx.ml", name: "SVMRegressor", since: 1, tier: 3, function: svm_regressor },
-];
+pub(super) const IMPORTS: &[Import] =
+    &[Import { domain: "ai.onnx.ml", name: "LinearRegressor", since: 1, tier: 3, function: linear_regressor }];
 
 /// Rows of operators whose labels may be strings.
 pub(super) const STRUCTURES: &[StructureImport] = &[StructureImport {
@@ -78,74 +76,4 @@ fn linear_classifier(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>, Fault> {
     let opposite = cx.unary_with(UnaryFn::Affine, -1.0, 1.0, scores)?;
     let both = cx.concat(&[opposite, scores], 1)?;
     Ok(vec![label_values(cx, label, &classes)?, both.into()])
-}
-
-/// How near a row is to each support vector, by the attribute `kernel_type`: [rows, vectors].
-fn nearness(cx: &mut NodeCx<'_, '_>, x: ValueId, vectors: &[f64], features: usize) -> Result<ValueId, Fault> {
-    let count = vectors.len() / features;
-    let support = cx.float_tensor(DType::F32, vec![count, features], vectors)?;
-    let parameters = cx.attributes().floats("kernel_params")?.unwrap_or_default();
-    let parameter = |at: usize| parameters.get(at).copied().unwrap_or(0.0);
-    let (gamma, offset, degree) = (parameter(0), parameter(1), parameter(2));
-    let kind = cx.string("kernel_type", "LINEAR")?;
-    if kind == "RBF" {
-        let (x, support) = (cx.unsqueeze(x, &[1])?, cx.unsqueeze(support, &[0])?);
-        let apart = cx.binary(BinaryFn::Sub, x, support)?;
-        let squares = cx.reduce(ReduceFn::SumSq, apart, vec![2], false)?;
-        let scaled = cx.binary_scalar(BinaryFn::Mul, squares, -gamma)?;
-        return cx.unary(UnaryFn::Exp, scaled);
-    }
-    let support = cx.transpose(support, vec![1, 0])?;
-    let product = cx.matmul(x, support)?;
-    match kind.as_str() {
-        "LINEAR" => Ok(product),
-        "POLY" => {
-            let moved = cx.unary_with(UnaryFn::Affine, gamma, offset, product)?;
-            cx.binary_scalar(BinaryFn::Pow, moved, degree)
-        }
-        "SIGMOID" => {
-            let moved = cx.unary_with(UnaryFn::Affine, gamma, offset, product)?;
-            cx.unary(UnaryFn::Tanh, moved)
-        }
-        other => Err(Fault::Invalid(format!("attribute 'kernel_type' is '{other}'"))),
-    }
-}
-
-fn svm_regressor(cx: &mut NodeCx<'_, '_>) -> Result<Vec<ValueId>, Fault> {
-    let x = rows_of(cx, 0)?;
-    let x = cx.cast(x, DType::F32)?;
-    let features = cx.number(&cx.dims(x)[1].clone(), "the number of features")?;
-    let transform = PostTransform::of_attribute(cx)?;
-    let one_class = cx.flag("one_class", false)?;
-    cx.int("n_supports", 0)?;
-    let coefficients = cx.attributes().floats("coefficients")?.unwrap_or_default();
-    let rho = cx.attributes().floats("rho")?.and_then(|rho| rho.first().copied()).unwrap_or(0.0);
-    let vectors = cx.attributes().floats("support_vectors")?.filter(|vectors| !vectors.is_empty());
-    let (near, width) = match &vectors {
-        Some(vectors) if features > 0 && vectors.len() == coefficients.len() * features => {
-            (nearness(cx, x, vectors, features)?, coefficients.len())
-        }
-        Some(vectors) => {
-            let (numbers, count) = (vectors.len(), coefficients.len());
-            return Err(Fault::Invalid(format!("{numbers} numbers of {count} support vectors of {features} features")));
-        }
-        None => {
-            cx.attributes().floats("kernel_params")?;
-            cx.string("kernel_type", "LINEAR")?;
-            (x, features)
-        }
-    };
-    if coefficients.len() != width {
-        return Err(Fault::Invalid(format!("{} coefficients; {width} were expected", coefficients.len())));
-    }
-    let weights = cx.float_tensor(DType::F32, vec![width, 1], &coefficients)?;
-    let scores = cx.matmul(near, weights)?;
-    let scores = cx.binary_scalar(BinaryFn::Add, scores, rho)?;
-    if !one_class {
-        return Ok(vec![transform.apply(cx, scores)?]);
-    }
-    let (zero, one, minus) = (cx.scalar(DType::F32, 0.0)?, cx.scalar(DType::F32, 1.0)?, cx.scalar(DType::F32, -1.0)?);
-    let is_inside = cx.compare(CompareFn::Gt, scores, zero)?;
-    let decided = cx.select(is_inside, one, minus)?;
-    Ok(vec![cx.reshape(decided, vec![cx.dims(x)[0].clone(), Dim::ONE])?])
 }

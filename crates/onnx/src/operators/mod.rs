@@ -5,6 +5,7 @@ use crate::import::{Import, StructureImport};
 
 mod activation;
 mod attention;
+mod channels;
 mod control;
 mod conv;
 mod elementwise;
@@ -16,6 +17,7 @@ mod matmul;
 mod ml;
 mod ml_encoders;
 mod ml_linear;
+mod ml_svm;
 mod ml_trees;
 mod ngram;
 mod norm;
@@ -49,6 +51,7 @@ pub const FAMILIES: &[(&str, &[Import])] = &[
     ("ml", ml::IMPORTS),
     ("ml_encoders", ml_encoders::IMPORTS),
     ("ml_linear", ml_linear::IMPORTS),
+    ("ml_svm", ml_svm::IMPORTS),
     ("ml_trees", ml_trees::IMPORTS),
     ("ngram", ngram::IMPORTS),
     ("norm", norm::IMPORTS),
@@ -67,6 +70,7 @@ pub const STRUCTURES: &[(&str, &[StructureImport])] = &[
     ("control", control::STRUCTURES),
     ("ml_encoders", ml_encoders::STRUCTURES),
     ("ml_linear", ml_linear::STRUCTURES),
+    ("ml_svm", ml_svm::STRUCTURES),
     ("ml_trees", ml_trees::STRUCTURES),
     ("strings", strings::STRUCTURES),
     ("structure", structure::STRUCTURES),

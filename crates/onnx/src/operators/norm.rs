@@ -32,8 +32,11 @@ pub(super) const IMPORTS: &[Import] = &[
     Import { domain: "", name: "Softmax", since: 13, tier: 1, function: softmax_13 },
     Import { domain: "com.microsoft", name: "BiasSoftmax", since: 1, tier: 1, function: microsoft::bias_softmax },
     Import { domain: "com.microsoft", name: "EmbedLayerNormalization", since: 1, tier: 1, function: microsoft::embed_layer_normalization },
+    Import { domain: "com.microsoft", name: "GatedRMSNorm", since: 1, tier: 2, function: microsoft::gated_rms_norm },
     Import { domain: "com.microsoft", name: "GroupNorm", since: 1, tier: 1, function: microsoft::group_norm },
+    Import { domain: "com.microsoft", name: "QEmbedLayerNormalization", since: 1, tier: 1, function: microsoft::q_embed_layer_normalization },
     Import { domain: "com.microsoft", name: "SimplifiedLayerNormalization", since: 1, tier: 1, function: microsoft::simplified_layer_normalization },
+    Import { domain: "com.microsoft", name: "SkipGroupNorm", since: 1, tier: 1, function: microsoft::skip_group_norm },
     Import { domain: "com.microsoft", name: "SkipLayerNormalization", since: 1, tier: 1, function: microsoft::skip_layer_normalization },
     Import { domain: "com.microsoft", name: "SkipSimplifiedLayerNormalization", since: 1, tier: 1, function: microsoft::skip_simplified_layer_normalization },
 ];

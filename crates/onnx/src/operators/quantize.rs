@@ -24,6 +24,7 @@ pub const IMPORTS: &[Import] = &[
     Import::microsoft("DequantizeLinear", 1, |cx| dequantize_linear(cx, MICROSOFT_LIKE)),
     Import::microsoft("DynamicQuantizeMatMul", 1, dynamic_quantize_matmul),
     Import::microsoft("MatMulIntegerToFloat", 1, matmul_integer_to_float),
+    Import::microsoft("MulInteger", 2, microsoft::mul_integer),
     Import::microsoft("QGemm", 1, microsoft::qgemm),
     Import::microsoft("QLinearAdd", 1, |cx| qlinear_binary(cx, BinaryFn::Add)),
     Import::microsoft("QLinearMul", 1, |cx| qlinear_binary(cx, BinaryFn::Mul)),
@@ -31,10 +32,12 @@ pub const IMPORTS: &[Import] = &[
     Import::microsoft("QLinearLeakyRelu", 1, qlinear_leaky_relu),
     Import::microsoft("QLinearAveragePool", 1, microsoft::qlinear_average_pool),
     Import::microsoft("QLinearConcat", 1, qlinear_concat),
+    Import::microsoft("QLinearConv", 1, microsoft::qlinear_conv),
     Import::microsoft("QLinearGlobalAveragePool", 1, microsoft::qlinear_global_average_pool),
     Import::microsoft("QLinearReduceMean", 1, microsoft::qlinear_reduce_mean),
     Import::microsoft("QLinearSoftmax", 1, microsoft::qlinear_softmax),
     Import::microsoft("QLinearWhere", 1, microsoft::qlinear_where),
+    Import::microsoft("ReduceSumInteger", 2, microsoft::reduce_sum_integer),
 ];
 
 /// The opset of ai.onnx whose attributes com.microsoft's QuantizeLinear and DequantizeLinear have.
@@ -176,7 +179,12 @@ fn scalar_input(cx: &mut NodeCx<'_, '_>, position: usize) -> Result<ValueId, Fau
 
 /// Inputs x, its scale and zero point, the same of the filter, scale and zero point of the output, and a bias in i32.
 fn qlinear_conv(cx: &mut NodeCx<'_, '_>) -> Values {
-    let (x, filter) = (cx.input(0)?, cx.input(3)?);
+    Ok(vec![qlinear_conv_of(cx, cx.input(0)?)?])
+}
+
+/// The same with x in another layout.
+fn qlinear_conv_of(cx: &mut NodeCx<'_, '_>, x: ValueId) -> Result<ValueId, Fault> {
+    let filter = cx.input(3)?;
     let (sliding, groups) = read_filter(cx, x, filter)?;
     let (x_zero, filter_zero) = (zero_point(cx, 2, x)?, zero_point(cx, 5, filter)?);
     let Sliding { stride, pad_lo, pad_hi, dilation, .. } = sliding;
@@ -195,7 +203,7 @@ fn qlinear_conv(cx: &mut NodeCx<'_, '_>) -> Values {
     let product = cx.binary(BinaryFn::Mul, x_scale, filter_scale)?;
     let multiplier = cx.binary(BinaryFn::Div, product, y_scale)?;
     let y_zero = scalar_input(cx, 7)?;
-    Ok(vec![requantize(cx, sums, multiplier, y_zero)?])
+    requantize(cx, sums, multiplier, y_zero)
 }
 
 /// Inputs a, its scale and zero point, the same of b, and scale and zero point of the output.

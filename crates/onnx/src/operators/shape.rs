@@ -23,6 +23,8 @@ pub const IMPORTS: &[Import] = &[
     Import::onnx("Tile", 6, 1, tile),
     Import::onnx("EyeLike", 9, 2, eye_like),
     Import::microsoft("ExpandDims", 2, expand_dims),
+    Import::microsoft("Range", 2, range),
+    Import::microsoft("UnfoldTensor", 2, unfold_tensor),
 ];
 
 /// What an Import gives.
@@ -95,8 +97,14 @@ fn range(cx: &mut NodeCx<'_, '_>) -> Values {
         // Intermediate numbers are f32 or exact in any case.
         cx.int("stash_type", 1)?;
     }
-    let (start, limit, delta) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
-    let to = cx.dtype(start);
+    let to = cx.dtype(cx.input(0)?);
+    let delta = match cx.optional(2) {
+        Some(delta) => delta,
+        None => cx.scalar(to, 1.0)?,
+    };
+    // com.microsoft has vectors of one element too.
+    let [start, limit, delta] = [cx.input(0)?, cx.input(1)?, delta].map(|value| cx.reshape(value, Vec::new()));
+    let (start, limit, delta) = (start?, limit?, delta?);
     if to.is_float() {
         let dims = [start, limit, delta].map(|value| integral_content(cx, value));
         return match dims {
@@ -265,6 +273,29 @@ fn unsqueeze(cx: &mut NodeCx<'_, '_>, axes: &[i64]) -> Values {
     let x = cx.input(0)?;
     let axes = cx.axes(axes, cx.rank(x) + axes.len())?;
     Ok(vec![cx.unsqueeze(x, &axes)?])
+}
+
+/// All windows along an axis, a new last axis for what is in one.
+fn unfold_tensor(cx: &mut NodeCx<'_, '_>) -> Values {
+    let x = cx.input(0)?;
+    let axis = cx.axis(cx.int("dim", -1)?, cx.rank(x))?;
+    let (size, step) = (positive(cx, "size", 0)?, positive(cx, "step", 1)?);
+    let count = (&cx.dims(x)[axis] - size).floor_div(&Dim::from(step)) + 1;
+    let starts = cx.iota_as(DType::I64, Dim::ZERO, Dim::from(step), count)?;
+    let starts = cx.unsqueeze(starts, &[1])?;
+    let inside = cx.iota(Dim::ZERO, Dim::from(size))?;
+    let places = cx.binary(BinaryFn::Add, starts, inside)?;
+    let windows = cx.gather(x, places, axis)?;
+    let mut perm: Vec<usize> = (0..cx.rank(windows)).filter(|&other| other != axis + 1).collect();
+    perm.push(axis + 1);
+    Ok(vec![cx.transpose(windows, perm)?])
+}
+
+fn positive(cx: &NodeCx<'_, '_>, name: &str, default: i64) -> Result<i64, Fault> {
+    match cx.int(name, default)? {
+        number if number > 0 => Ok(number),
+        number => Err(Fault::Invalid(format!("attribute '{name}' is {number}; 1 or more was expected"))),
+    }
 }
 
 /// A new axis of size 1 where the second input says.

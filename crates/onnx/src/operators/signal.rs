@@ -5,7 +5,7 @@
 mod tables;
 
 use precast_ir::ValueId;
-use precast_ir::op::{BinaryFn, Conv};
+use precast_ir::op::{BinaryFn, Conv, UnaryFn};
 use precast_tensor::{DType, Dim};
 
 use crate::import::{Fault, Import, NodeCx};
@@ -21,12 +21,18 @@ pub(super) const IMPORTS: &[Import] = &[
     Import { domain: "", name: "HannWindow", since: 17, tier: 2, function: hann_window },
     Import { domain: "", name: "MelWeightMatrix", since: 17, tier: 2, function: mel_weight_matrix },
     Import { domain: "", name: "STFT", since: 17, tier: 1, function: stft },
+    Import { domain: "com.microsoft", name: "ComplexMul", since: 1, tier: 2, function: complex_mul },
+    Import { domain: "com.microsoft", name: "ComplexMulConj", since: 1, tier: 2, function: complex_mul_conj },
+    Import { domain: "com.microsoft", name: "Irfft", since: 1, tier: 2, function: irfft },
+    Import { domain: "com.microsoft", name: "Rfft", since: 1, tier: 2, function: rfft },
 ];
 
 type Outputs = Result<Vec<ValueId>, Fault>;
 
 /// Tables of more elements than this are refused: a transform that long needs a fast algorithm.
-const TABLE_ELEMENTS_MAX: usize = 1 << 26;
+const TABLE_ELEMENTS_MAX: usize = 1 << 25;
+/// The same for weights and windows that a file asks for with a few numbers.
+const WEIGHTS_MAX: usize = 1 << 22;
 
 /// Opset 17 has the axis as an attribute, 1 by default.
 fn dft_17(cx: &mut NodeCx<'_, '_>) -> Outputs {
@@ -46,15 +52,86 @@ fn dft_20(cx: &mut NodeCx<'_, '_>) -> Outputs {
 fn add_dft(cx: &mut NodeCx<'_, '_>, axis: i64) -> Outputs {
     let x = cx.input(0)?;
     let (is_inverse, is_onesided) = (cx.flag("inverse", false)?, cx.flag("onesided", false)?);
+    let axis = cx.axis(axis, cx.rank(x))?;
+    let length = match cx.optional(1) {
+        Some(length) => Some(cx.require_int(length, "the length of the transform (dft_length)")?),
+        None => None,
+    };
+    Ok(vec![add_transform(cx, x, axis, length, (is_inverse, is_onesided))?])
+}
+
+/// The one-sided spectrum [.., n / 2 + 1, 2] of real numbers [.., n].
+fn rfft(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let x = real_signal(cx)?;
     let rank = cx.rank(x);
-    let axis = cx.axis(axis, rank)?;
+    let parts = cx.unsqueeze(x, &[rank])?;
+    Ok(vec![add_transform(cx, parts, rank - 1, None, (false, true))?])
+}
+
+/// The real numbers [.., n] of a one-sided spectrum [.., n / 2 + 1, 2].
+fn irfft(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let x = real_signal(cx)?;
+    let rank = cx.rank(x);
+    if rank < 2 {
+        return Err(Fault::Invalid(format!("the input has rank {rank}; 2 or more was expected")));
+    }
+    let parts = add_transform(cx, x, rank - 2, None, (true, true))?;
+    let real = cx.slice_axis(parts, rank - 1, Dim::ZERO, Dim::ONE)?;
+    Ok(vec![cx.squeeze(real, &[rank - 1])?])
+}
+
+/// The input of com.microsoft's transforms, whose attributes allow one form.
+fn real_signal(cx: &NodeCx<'_, '_>) -> Result<ValueId, Fault> {
+    for (name, covered) in [("normalized", 0), ("onesided", 1), ("signal_ndim", 1)] {
+        let found = cx.int(name, covered)?;
+        if found != covered {
+            return Err(Fault::Unsupported(format!("{name}={found} is not covered; {covered} is")));
+        }
+    }
+    cx.input(0)
+}
+
+fn complex_mul(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    add_complex_product(cx, 1.0)
+}
+
+fn complex_mul_conj(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    add_complex_product(cx, -1.0)
+}
+
+/// a times b, whose imaginary part has this sign; the parts of a number lie in the last axis.
+fn add_complex_product(cx: &mut NodeCx<'_, '_>, sign: f64) -> Outputs {
+    let mut parts = |position: usize, sign: f64| {
+        let x = cx.input(position)?;
+        let axis = cx.axis(-1, cx.rank(x))?;
+        let real = cx.slice_axis(x, axis, Dim::ZERO, Dim::ONE)?;
+        let imaginary = cx.slice_axis(x, axis, Dim::ONE, Dim::ONE)?;
+        Ok::<_, Fault>((real, cx.unary_with(UnaryFn::Affine, sign, 0.0, imaginary)?))
+    };
+    let ((a, b), (c, d)) = (parts(0, 1.0)?, parts(1, sign)?);
+    let [ac, bd, ad, bc] = [(a, c), (b, d), (a, d), (b, c)].map(|(x, y)| cx.binary(BinaryFn::Mul, x, y));
+    let real = cx.binary(BinaryFn::Sub, ac?, bd?)?;
+    let imaginary = cx.binary(BinaryFn::Add, ad?, bc?)?;
+    let axis = cx.axis(-1, cx.rank(real))?;
+    Ok(vec![cx.concat(&[real, imaginary], axis)?])
+}
+
+/// The transform of an axis of x [.., parts]; of its own length unless one is given.
+fn add_transform(
+    cx: &mut NodeCx<'_, '_>,
+    x: ValueId,
+    axis: usize,
+    length: Option<i64>,
+    (is_inverse, is_onesided): (bool, bool),
+) -> Result<ValueId, Fault> {
+    let rank = cx.rank(x);
     if rank < 2 || axis == rank - 1 {
         return Err(Fault::Invalid(format!("axis {axis} of rank {rank} holds the parts of complex numbers")));
     }
     let components = component_count(cx, x)?;
     let size = cx.number(&cx.dims(x)[axis], "the length of the transformed axis")?;
-    let length = match cx.optional(1) {
-        Some(length) => cx.require_int(length, "the length of the transform (dft_length)")?,
+    let length = match length {
+        Some(length) => length,
         // The one-sided form of an even length has length / 2 + 1 numbers.
         None if is_inverse && is_onesided => 2 * (size as i64 - 1),
         None => size as i64,
@@ -65,7 +142,7 @@ fn add_dft(cx: &mut NodeCx<'_, '_>, axis: i64) -> Outputs {
         .ok_or_else(|| Fault::Invalid(format!("the length of the transform is {length}; 1 or more was expected")))?;
     let transform = Transform::new(length, components, is_inverse, is_onesided);
     let used = size.min(transform.inputs());
-    check_table(used * components, transform.outputs() * transform.output_components())?;
+    check_table(used * components, transform.outputs() * transform.output_components(), TABLE_ELEMENTS_MAX)?;
 
     // [.., used * components] times the table is [.., outputs * output components].
     let kept = cx.slice_axis(x, axis, Dim::ZERO, Dim::from(used))?;
@@ -84,7 +161,7 @@ fn add_dft(cx: &mut NodeCx<'_, '_>, axis: i64) -> Outputs {
     let mut back: Vec<usize> = (0..rank - 2).collect();
     back.insert(axis, rank - 2);
     back.push(rank - 1);
-    Ok(vec![cx.transpose(spread, back)?])
+    cx.transpose(spread, back)
 }
 
 /// Real numbers have one component, complex ones two.
@@ -96,11 +173,11 @@ fn component_count(cx: &NodeCx<'_, '_>, x: ValueId) -> Result<usize, Fault> {
     }
 }
 
-fn check_table(rows: usize, columns: usize) -> Result<(), Fault> {
-    if rows.saturating_mul(columns) <= TABLE_ELEMENTS_MAX {
+fn check_table(rows: usize, columns: usize, elements_max: usize) -> Result<(), Fault> {
+    if rows.saturating_mul(columns) <= elements_max {
         return Ok(());
     }
-    Err(Fault::Unsupported(format!("a transform of {rows} by {columns} numbers is longer than what is covered")))
+    Err(Fault::Unsupported(format!("a table of {rows} by {columns} numbers is larger than what is covered")))
 }
 
 /// Frames of the signal times the window, each transformed: output [batch, frames, bins, 2].
@@ -123,7 +200,7 @@ fn stft(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let length = frame_length(cx, window, &dims[1])?;
     let transform = Transform::new(length, components, false, is_onesided);
     let bins = transform.outputs();
-    check_table(2 * bins, components * length)?;
+    check_table(2 * bins, components * length, TABLE_ELEMENTS_MAX)?;
 
     let filter = add_filter(cx, &transform, window, cx.dtype(signal))?;
     let channels_first = if components == 1 {
@@ -216,7 +293,7 @@ fn add_window(cx: &mut NodeCx<'_, '_>, window: Window) -> Outputs {
     let size = cx.require_int(cx.input(0)?, "the size of the window")?;
     let size = usize::try_from(size)
         .ok()
-        .filter(|&size| size <= TABLE_ELEMENTS_MAX)
+        .filter(|&size| size <= WEIGHTS_MAX)
         .ok_or_else(|| Fault::Invalid(format!("the size of the window cannot be {size}")))?;
     Ok(vec![cx.float_tensor(to, vec![size], &window.elements(size, is_periodic))?])
 }
@@ -237,7 +314,7 @@ fn mel_weight_matrix(cx: &mut NodeCx<'_, '_>) -> Outputs {
     };
     let (low, high) = (edge(3, "lower_edge_hertz")?, edge(4, "upper_edge_hertz")?);
     let bins = length / 2 + 1;
-    check_table(bins, bands)?;
+    check_table(bins, bands, WEIGHTS_MAX)?;
     let elements = tables::mel_weights(bands, length, rate, low, high);
     Ok(vec![cx.float_tensor(to, vec![bins, bands], &elements)?])
 }

@@ -12,9 +12,20 @@ use crate::proto::{GraphProto, NodeProto, ValueInfoProto};
 pub(super) const IMPORTS: &[Import] = &[
     Import::onnx("CausalConvWithState", 27, 2, causal_conv_with_state),
     Import::onnx("LinearAttention", 27, 2, linear_attention),
+    Import::microsoft("CausalConvWithState", 2, |cx| last_state(cx, causal_conv_with_state)),
+    Import::microsoft("LinearAttention", 2, |cx| last_state(cx, linear_attention)),
 ];
 
 type Outputs = Result<Vec<ValueId>, Fault>;
+
+/// com.microsoft's form, which may also have more axes and give the states of several last steps.
+fn last_state(cx: &mut NodeCx<'_, '_>, import: fn(&mut NodeCx<'_, '_>) -> Outputs) -> Outputs {
+    let (window, axes) = (cx.int("state_window", 0)?, cx.int("ndim", 1)?);
+    if window != 0 || axes != 1 {
+        return Err(Fault::Unsupported(format!("state_window={window} with ndim={axes} is not covered; 0 and 1 are")));
+    }
+    import(cx)
+}
 
 /// A depthwise convolution over the last axis that sees `window - 1` elements of the past: the state, or zeros.
 fn causal_conv_with_state(cx: &mut NodeCx<'_, '_>) -> Outputs {

@@ -1,5 +1,6 @@
 //! Pooling, and sampling of images at given places. Resizing and what undoes pooling have files of their own.
 
+mod crop;
 mod deform;
 mod resize;
 mod roi_pool;
@@ -9,6 +10,7 @@ use precast_ir::ValueId;
 use precast_ir::op::{BinaryFn, GridPad, GridSample, Pool, PoolFn, PoolIndices, ReduceFn, ResizeFn, RoiAlign, UnaryFn};
 use precast_tensor::Dim;
 
+use super::channels::{channels_first, channels_last};
 use super::sliding::Sliding;
 use crate::import::{Fault, Import, NodeCx};
 
@@ -32,7 +34,9 @@ pub(super) const IMPORTS: &[Import] = &[
     Import { domain: "", name: "RoiAlign", since: 16, tier: 1, function: roi_align_16 },
     Import { domain: "", name: "Upsample", since: 7, tier: 1, function: resize::upsample_7 },
     Import { domain: "", name: "Upsample", since: 9, tier: 1, function: resize::resize_10 },
+    Import { domain: "com.microsoft", name: "CropAndResize", since: 1, tier: 2, function: crop::crop_and_resize },
     Import { domain: "com.microsoft", name: "GridSample", since: 1, tier: 2, function: grid_sample },
+    Import { domain: "com.microsoft", name: "NhwcMaxPool", since: 1, tier: 1, function: nhwc_max_pool },
 ];
 
 type Outputs = Result<Vec<ValueId>, Fault>;
@@ -49,6 +53,15 @@ fn max_pool(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let Sliding { window, stride, pad_lo, pad_hi, dilation } = sliding;
     let indices = cx.add(PoolIndices { window, stride, pad_lo, pad_hi, dilation, output, column_major }, &[x])?;
     Ok(vec![y, indices])
+}
+
+/// MaxPool of x [N, spatial.., C].
+fn nhwc_max_pool(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let x = cx.input(0)?;
+    let x = channels_first(cx, x)?;
+    let (sliding, output) = read_pool(cx, x)?;
+    let y = add_pool(cx, x, PoolFn::Max, &sliding, &output, false, 0)?;
+    Ok(vec![channels_last(cx, y)?])
 }
 
 pub(super) fn average_pool(cx: &mut NodeCx<'_, '_>) -> Outputs {

@@ -79,3 +79,23 @@ fn truth_values_are_no_sizes() {
     let refusal = model.node("Expand", "x n", "y", &[]).refusal("y");
     assert!(refusal.contains("is bool; integers were expected"), "{refusal}");
 }
+
+#[test]
+fn operands_without_the_axes_that_are_read_are_faults() {
+    let scalar = || floats(&[], &[1.0]);
+    let model = || {
+        let model = Model::new(23).input("x", DType::F32, &["1", "2", "4"]).input("i", DType::I64, &["2"]);
+        model.constant("s", scalar()).ints("depth", &[3]).ints("ids", &[0])
+    };
+    let attended = [int("q_num_heads", 1), int("kv_num_heads", 1)];
+    for model in [
+        model().node("OneHot", "i depth s", "y", &[]),
+        model().node("com.microsoft:RotaryEmbedding", "x ids s s", "y", &[]),
+        model().node("com.microsoft:UnfoldTensor", "s", "y", &[int("size", 1)]),
+        model().node("com.microsoft:CropAndResize", "x s i i", "y", &[]),
+        model().node("com.microsoft:SkipGroupNorm", "s s s s", "y", &[int("groups", 1), int("activation", 0)]),
+        model().node("Attention", "x x x s", "y", &attended),
+    ] {
+        assert!(model.import("y").is_err());
+    }
+}

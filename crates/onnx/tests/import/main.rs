@@ -9,6 +9,7 @@ mod errors;
 mod index;
 mod loss;
 mod matmul;
+mod microsoft;
 mod ml;
 mod model;
 mod norm;

@@ -4,7 +4,7 @@ use precast::{DType, Tensor};
 use precast_onnx::proto::{AttributeProto, GraphProto, NodeProto};
 
 use super::{Made, Maker, on};
-use crate::fuzz::growing::{ANY, BOOL, Call, FLOATS, Growing, Known, Wanted};
+use crate::fuzz::growing::{ANY, BOOL, Call, FLOATS, Growing, Known, Rounding, Wanted};
 use crate::fuzz::messages::{body, declared, declared_as, int, number_of};
 
 pub const MAKERS: &[Maker] = &[
@@ -25,7 +25,7 @@ pub const MAKERS: &[Maker] = &[
     on("SplitToSequence", 11, joined_list),
 ];
 
-fn node(operator: &str, input: &[&str], output: &[&str], attribute: Vec<AttributeProto>) -> NodeProto {
+pub(super) fn node(operator: &str, input: &[&str], output: &[&str], attribute: Vec<AttributeProto>) -> NodeProto {
     let owned = |names: &[&str]| names.iter().map(|name| (*name).to_string()).collect();
     NodeProto {
         op_type: operator.to_string(),
@@ -119,7 +119,7 @@ fn list(growing: &mut Growing, _: &str) -> Made {
         node("SequenceErase", &[whole, &place.name], &[rest], vec![]),
         node("SequenceAt", &[rest, &kept.name], &[value], vec![]),
     ];
-    growing.add_nodes(nodes, std::slice::from_ref(value), false).map(drop)
+    growing.add_nodes(nodes, std::slice::from_ref(value), Rounding::None).map(drop)
 }
 
 fn empty_list(growing: &mut Growing, _: &str) -> Made {
@@ -132,7 +132,7 @@ fn empty_list(growing: &mut Growing, _: &str) -> Made {
         node("SequenceInsert", &[empty, &x.name], &[one], vec![]),
         node("SequenceAt", &[one, &first.name], &[value], vec![]),
     ];
-    growing.add_nodes(nodes, std::slice::from_ref(value), false).map(drop)
+    growing.add_nodes(nodes, std::slice::from_ref(value), Rounding::None).map(drop)
 }
 
 fn list_length(growing: &mut Growing, _: &str) -> Made {
@@ -142,7 +142,7 @@ fn list_length(growing: &mut Growing, _: &str) -> Made {
         node("SequenceConstruct", &[&x.name, &x.name], &[&whole], vec![]),
         node("SequenceLength", &[&whole], &[&length], vec![]),
     ];
-    growing.add_nodes(nodes, &[length], false).map(drop)
+    growing.add_nodes(nodes, &[length], Rounding::None).map(drop)
 }
 
 fn joined_list(growing: &mut Growing, _: &str) -> Made {
@@ -155,7 +155,7 @@ fn joined_list(growing: &mut Growing, _: &str) -> Made {
         node("SplitToSequence", &[&x.name, &length.name], &[&parts], vec![int("axis", axis)]),
         node("ConcatFromSequence", &[&parts], &[&joined], vec![int("axis", axis)]),
     ];
-    growing.add_nodes(nodes, &[joined], false).map(drop)
+    growing.add_nodes(nodes, &[joined], Rounding::None).map(drop)
 }
 
 fn mapped_list(growing: &mut Growing, _: &str) -> Made {
@@ -175,7 +175,7 @@ fn mapped_list(growing: &mut Growing, _: &str) -> Made {
         node("SequenceMap", &[whole], &[mapped], vec![body("body", graph)]),
         node("ConcatFromSequence", &[mapped], &[joined], vec![int("axis", 0)]),
     ];
-    growing.add_nodes(nodes, std::slice::from_ref(joined), false).map(drop)
+    growing.add_nodes(nodes, std::slice::from_ref(joined), Rounding::None).map(drop)
 }
 
 fn optional(growing: &mut Growing, _: &str) -> Made {
@@ -183,7 +183,7 @@ fn optional(growing: &mut Growing, _: &str) -> Made {
     let [held, value] = [0; 2].map(|_| growing.fresh());
     let nodes =
         vec![node("Optional", &[&x.name], &[&held], vec![]), node("OptionalGetElement", &[&held], &[&value], vec![])];
-    growing.add_nodes(nodes, &[value], false).map(drop)
+    growing.add_nodes(nodes, &[value], Rounding::None).map(drop)
 }
 
 fn optional_question(growing: &mut Growing, _: &str) -> Made {
@@ -191,5 +191,5 @@ fn optional_question(growing: &mut Growing, _: &str) -> Made {
     let [held, value] = [0; 2].map(|_| growing.fresh());
     let nodes =
         vec![node("Optional", &[&x.name], &[&held], vec![]), node("OptionalHasElement", &[&held], &[&value], vec![])];
-    growing.add_nodes(nodes, &[value], false).map(drop)
+    growing.add_nodes(nodes, &[value], Rounding::None).map(drop)
 }

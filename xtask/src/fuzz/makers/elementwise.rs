@@ -108,7 +108,10 @@ fn smooth(growing: &mut Growing, operator: &str) -> Made {
         "Gelu" => vec![string("approximate", growing.choose(&["none", "tanh"]))],
         _ => vec![],
     };
-    growing.add(Call::of(operator, &[&x]).with(attributes)).map(drop)
+    let call = Call::of(operator, &[&x]).with(attributes);
+    // Their constants, 0.044715 and 1/6, are f32 in onnxruntime.
+    let is_judged_in_f32 = matches!(operator, "Gelu" | "HardSwish");
+    growing.add(if is_judged_in_f32 { call.judged_in_f32() } else { call }).map(drop)
 }
 
 /// A function that grows fast.

@@ -8,6 +8,7 @@ mod index;
 mod layout;
 mod matmul;
 mod microsoft;
+mod microsoft_rare;
 mod norm;
 mod quantize;
 mod reduce;
@@ -60,6 +61,7 @@ const FAMILIES: &[&[Maker]] = &[
     layout::MAKERS,
     matmul::MAKERS,
     microsoft::MAKERS,
+    microsoft_rare::MAKERS,
     norm::MAKERS,
     quantize::MAKERS,
     reduce::MAKERS,

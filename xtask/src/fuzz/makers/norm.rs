@@ -81,7 +81,8 @@ fn group(growing: &mut Growing, operator: &str) -> Made {
     let groups = *growing.random.pick(&divisors);
     let [scale, bias] = [0; 2].map(|_| growing.operand(x.dtype(), &[channels]));
     let attributes = vec![int("num_groups", groups), float("epsilon", epsilon(&x))];
-    growing.add(Call::of(operator, &[&x, &scale, &bias]).with(attributes)).map(drop)
+    // `stash_type` is f32 unless said, so statistics of f64 may be f32.
+    growing.add(Call::of(operator, &[&x, &scale, &bias]).with(attributes).judged_in_f32()).map(drop)
 }
 
 fn local_response(growing: &mut Growing, operator: &str) -> Made {
@@ -104,5 +105,20 @@ fn mean_variance(growing: &mut Growing, operator: &str) -> Made {
     if x.shape()[0] * x.shape()[2] * x.shape()[3] < 8 {
         return None;
     }
-    growing.add(Call::of(operator, &[&x]).with(vec![ints("axes", &[0, 2, 3])])).map(drop)
+    growing.add(Call::of(operator, &[&x]).with(vec![ints("axes", &[0, 2, 3])]))?;
+    if has_level_channel(&x) {
+        growing.unjudged = Some("MeanVarianceNormalization of equal elements is 0 / 0 in onnxruntime");
+    }
+    Some(())
+}
+
+/// Whether all elements of some channel of [batch, channels, ..] are equal.
+fn has_level_channel(x: &Known) -> bool {
+    let (numbers, channels) = (x.tensor.to_f64_vec(), x.shape()[1]);
+    let line = x.shape()[2..].iter().product::<usize>();
+    (0..channels).any(|channel| {
+        let mut own = numbers.chunks(line).skip(channel).step_by(channels).flatten();
+        let first = own.next();
+        own.all(|number| Some(number) == first)
+    })
 }

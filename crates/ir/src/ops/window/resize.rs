@@ -113,12 +113,16 @@ impl Resize {
     /// The input coordinate of an output coordinate.
     fn coordinate(&self, at: f64, scale: f64, input: f64, output: f64, crop: (f64, f64)) -> f64 {
         let exact = scale * input;
-        let width = if (exact - output).abs() < WHOLE_SIZE_TOLERANCE { output } else { exact };
-        let half_pixel = (at + 0.5) / scale - 0.5;
+        let is_whole = (exact - output).abs() < WHOLE_SIZE_TOLERANCE;
+        let width = if is_whole { output } else { exact };
+        // A quotient of sizes is divided by last, so that coordinates come out whole or halved where they are: a scale such
+        // as 7 / 3 is rounded itself, and functions that jump would see that.
+        let unscaled = |at: f64| if is_whole { at * input / output } else { at / scale };
+        let half_pixel = unscaled(at + 0.5) - 0.5;
         match self.coordinates {
             CoordinateFn::HalfPixel => half_pixel,
             // Added in this order, which hits whole coordinates more often than adding `half_pixel` would.
-            CoordinateFn::HalfPixelSymmetric => input / 2.0 * (1.0 - output / exact) + (at + 0.5) / scale - 0.5,
+            CoordinateFn::HalfPixelSymmetric => input / 2.0 * (1.0 - output / width) + unscaled(at + 0.5) - 0.5,
             CoordinateFn::PytorchHalfPixel => {
                 if output > 1.0 {
                     half_pixel
@@ -133,8 +137,8 @@ impl Resize {
                     0.0
                 }
             }
-            CoordinateFn::Asymmetric => at / scale,
-            CoordinateFn::TfHalfPixel => (at + 0.5) / scale,
+            CoordinateFn::Asymmetric => unscaled(at),
+            CoordinateFn::TfHalfPixel => unscaled(at + 0.5),
             CoordinateFn::TfCrop if output > 1.0 => {
                 crop.0 * (input - 1.0) + at * (crop.1 - crop.0) * (input - 1.0) / (width - 1.0)
             }

@@ -4,7 +4,7 @@
 //! Where caches are shared, GroupQueryAttention has such a past too, and present keys are the cache with new ones in it.
 
 use precast_ir::ValueId;
-use precast_ir::op::{BinaryFn, CachedAttention, CompareFn, RmsNorm, RotaryFn};
+use precast_ir::op::{BinaryFn, CachedAttention, CompareFn, MatmulInt, RmsNorm, RotaryFn};
 use precast_tensor::{DType, Dim, Tensor};
 
 use super::cached::{Cache, add_new_positions, attend_behind_cache, write_behind};
@@ -14,6 +14,7 @@ use super::{
     split_heads,
 };
 use crate::import::{Fault, NodeCx};
+use crate::operators::matmul::zero_point;
 
 /// Default score of masked keys.
 const MASK_FILTER: f64 = -10000.0;
@@ -25,28 +26,59 @@ type Grouped = (ValueId, ValueId, ValueId);
 
 /// Attention with one matrix for the projections of queries, keys and values.
 pub(super) fn attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
-    let heads = cx.int("num_heads", 0)?;
-    let is_causal = cx.flag("unidirectional", false)?;
-    let masked = cx.float("mask_filter_value", MASK_FILTER)?;
-    let scale = cx.attributes().float("scale")?;
-    let sizes = cx.sizes("qkv_hidden_sizes")?;
-    cx.int("rotary_embedding_dim", 0)?;
-    refuse(cx, "do_rotary", 0)?;
-    refuse(cx, "past_present_share_buffer", 0)?;
     let mut projected = cx.matmul(cx.input(0)?, cx.input(1)?)?;
     if let Some(bias) = cx.optional(2) {
         projected = cx.binary(BinaryFn::Add, projected, bias)?;
     }
-    let [q, k, v] = split_columns(cx, projected, sizes.as_deref())?;
+    let sizes = cx.sizes("qkv_hidden_sizes")?;
+    let more = Projected { values: projected, sizes, mask: cx.optional(3), past: cx.optional(4), bias: cx.optional(5) };
+    attention_of(cx, &more)
+}
+
+/// The same with an input and a matrix of 8 bits, whose product is one of integers.
+pub(super) fn q_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let (x, weights) = (cx.input(0)?, cx.input(1)?);
+    let (x_zero, weights_zero) = (zero_point(cx, 6, x)?, zero_point(cx, 7, weights)?);
+    let sums = cx.add(MatmulInt {}, &[x, weights, x_zero, weights_zero])?;
+    let x_scale = cx.input(3)?;
+    let x_scale = cx.reshape(x_scale, Vec::new())?;
+    let scale = cx.binary(BinaryFn::Mul, x_scale, cx.input(4)?)?;
+    let sums = cx.cast(sums, cx.dtype(scale))?;
+    let product = cx.binary(BinaryFn::Mul, sums, scale)?;
+    let projected = cx.binary(BinaryFn::Add, product, cx.input(2)?)?;
+    let more = Projected { values: projected, sizes: None, mask: cx.optional(5), past: cx.optional(8), bias: None };
+    attention_of(cx, &more)
+}
+
+/// Queries, keys and values side by side, and what else attention may be given.
+struct Projected {
+    /// [batch, length, width].
+    values: ValueId,
+    /// Widths of queries, keys and values; thirds where there are none.
+    sizes: Option<Vec<usize>>,
+    mask: Option<ValueId>,
+    past: Option<ValueId>,
+    bias: Option<ValueId>,
+}
+
+fn attention_of(cx: &mut NodeCx<'_, '_>, projected: &Projected) -> Outputs {
+    let heads = cx.int("num_heads", 0)?;
+    let is_causal = cx.flag("unidirectional", false)?;
+    let masked = cx.float("mask_filter_value", MASK_FILTER)?;
+    let scale = cx.attributes().float("scale")?;
+    cx.int("rotary_embedding_dim", 0)?;
+    refuse(cx, "do_rotary", 0)?;
+    refuse(cx, "past_present_share_buffer", 0)?;
+    let [q, k, v] = split_columns(cx, projected.values, projected.sizes.as_deref())?;
     let (q, mut k, mut v) = (split_heads(cx, q, heads)?, split_heads(cx, k, heads)?, split_heads(cx, v, heads)?);
     let scale = scale.map_or_else(|| default_scale(cx, q), Ok)?;
-    let mut scoring = Scoring { scale, added: cx.optional(5), ..plain(masked) };
-    let past = match cx.optional(4) {
+    let mut scoring = Scoring { scale, added: projected.bias, ..plain(masked) };
+    let past = match projected.past {
         Some(past) => Some(split_past(cx, past)?),
         None => None,
     };
     if let (Some(lengths), Some((keys, values)), true) = (cx.cache_lengths(), past, is_causal) {
-        refuse_bias(cx, 5)?;
+        refuse_bias(projected.bias)?;
         let (cache, new) = (Cache { keys, values, lengths }, Heads { q, k, v });
         let y = attend_behind_cache(cx, new, &cache, 0, scoring)?;
         let y = merge_heads(cx, y)?;
@@ -59,7 +91,7 @@ pub(super) fn attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         v = cx.concat(&[values, v], 2)?;
     }
     let heads = Heads { q, k, v };
-    add_masks(cx, &mut scoring, heads, &past_length, is_causal, cx.optional(3))?;
+    add_masks(cx, &mut scoring, heads, &past_length, is_causal, projected.mask)?;
     let attended = attend(cx, heads, &scoring)?;
     let y = merge_heads(cx, attended.y)?;
     let present = if cx.is_wanted(1) { join_present(cx, k, v)? } else { y };
@@ -82,8 +114,8 @@ fn join_present(cx: &mut NodeCx<'_, '_>, k: ValueId, v: ValueId) -> Result<Value
 }
 
 /// A bias has a column for every key, and a cache with room left has none of fixed place.
-fn refuse_bias(cx: &NodeCx<'_, '_>, position: usize) -> Result<(), Fault> {
-    match cx.optional(position) {
+fn refuse_bias(bias: Option<ValueId>) -> Result<(), Fault> {
+    match bias {
         None => Ok(()),
         Some(_) => Err(Fault::Unsupported("a bias on the scores of a cache with room left is not covered".to_string())),
     }
@@ -207,7 +239,7 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         _ => None,
     };
     if let Some(cache) = cache {
-        refuse_bias(cx, 10)?;
+        refuse_bias(cx.optional(10))?;
         if !is_causal {
             return Err(Fault::Unsupported("causal=0 with a cache is not covered".to_string()));
         }
@@ -392,7 +424,7 @@ fn rotate(cx: &mut NodeCx<'_, '_>, x: ValueId, positions: ValueId, rotation: &Ro
     let half = cx.dims(cos).last().cloned().unwrap_or(Dim::ZERO);
     let size = 2 * cx.number(&half, "half of what is turned of a head")?;
     // Filler behind the tokens of a row may lie beyond the last position that the tables have.
-    let positions = match cx.dims(cos)[0].as_const() {
+    let positions = match cx.dim(cos, 0)?.as_const() {
         Some(count) if cx.cache_lengths().is_some() => {
             cx.binary_scalar(BinaryFn::Min, positions, (count - 1) as f64)?
         }

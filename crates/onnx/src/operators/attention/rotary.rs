@@ -1,7 +1,7 @@
 //! Rotary position embeddings: pairs of elements of each head turned by an angle that depends on the position.
 
 use precast_ir::ValueId;
-use precast_ir::op::{BinaryFn, Slice};
+use precast_ir::op::{BinaryFn, Slice, UnaryFn};
 use precast_tensor::Dim;
 
 use super::Outputs;
@@ -43,11 +43,12 @@ pub(super) fn microsoft_rotary_embedding(cx: &mut NodeCx<'_, '_>) -> Outputs {
     }
     let dims = cx.dims(x);
     if heads == 0 && dims.len() == 3 {
-        let half = cx.number(&cx.dims(cos)[cx.rank(cos) - 1], "half of the head size")?;
+        let half = cx.dim(cos, cx.axis(-1, cx.rank(cos))?)?;
+        let half = cx.number(&half, "half of the head size")?;
         heads = (cx.number(&dims[2], "the hidden size")? / (2 * half).max(1)) as i64;
     }
     let positions = if cx.rank(ids) == 1 {
-        let length = if dims.len() == 4 { dims[2].clone() } else { dims[1].clone() };
+        let length = cx.dim(x, if dims.len() == 4 { 2 } else { 1 })?;
         let steps = cx.iota(Dim::ZERO, length)?;
         let positions = cx.binary(BinaryFn::Add, steps, ids)?;
         cx.unsqueeze(positions, &[0])?
@@ -155,4 +156,18 @@ fn combine(
     let left = cx.binary(BinaryFn::Mul, a, b)?;
     let right = cx.binary(BinaryFn::Mul, c, d)?;
     cx.binary(func, left, right)
+}
+
+/// GemmaRotaryEmbedding: queries and keys, each with its rotated form, turned by angles [batch, length, size] in f32.
+pub(super) fn gemma_rotary_embedding(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let angles = cx.input(0)?;
+    let angles = cx.unsqueeze(angles, &[1])?;
+    let (cosine, sine) = (cx.unary(UnaryFn::Cos, angles)?, cx.unary(UnaryFn::Sin, angles)?);
+    let mut turned = |position: usize| {
+        let (x, rotated) = (cx.input(position)?, cx.input(position + 1)?);
+        let (cosine, sine) = (cx.cast(cosine, cx.dtype(x))?, cx.cast(sine, cx.dtype(x))?);
+        let (along, across) = (cx.binary(BinaryFn::Mul, x, cosine)?, cx.binary(BinaryFn::Mul, rotated, sine)?);
+        cx.binary(BinaryFn::Add, along, across)
+    };
+    Ok(vec![turned(1)?, turned(3)?])
 }

@@ -10,6 +10,18 @@ use crate::import::{Fault, NodeCx};
 /// Rows are sorted one column after the other, so their number decides how many nodes there are.
 const COLUMNS_MAX: usize = 64;
 
+/// com.microsoft's: a vector's elements in the order of their first occurrence, the group of each element, and counts.
+pub(super) fn unique_in_order(cx: &mut NodeCx<'_, '_>) -> Values {
+    let x = cx.input(0)?;
+    if cx.rank(x) != 1 {
+        return Err(Fault::Invalid(format!("the input has rank {}; 1 was expected", cx.rank(x))));
+    }
+    let rows = rows_along(cx, x, 0)?;
+    let groups = group(cx, &rows)?;
+    let groups = by_first_occurrence(cx, &groups)?;
+    Ok(vec![cx.gather(x, groups.first, 0)?, groups.inverse, groups.counts])
+}
+
 pub(super) fn unique(cx: &mut NodeCx<'_, '_>) -> Values {
     let mut x = cx.input(0)?;
     let is_sorted = cx.flag("sorted", true)?;

@@ -7,6 +7,7 @@ use precast_tensor::{DType, Dim};
 
 use super::{Values, dequantized, quantize_to, quantized, scalar_input, scalar_or_vector};
 use crate::import::{Fault, NodeCx};
+use crate::operators::channels::{channels_first, channels_last};
 use crate::operators::matmul::zero_point;
 use crate::operators::window;
 
@@ -59,12 +60,37 @@ fn with_channels_first(
     if !cx.flag("channels_last", false)? {
         return make(cx, x);
     }
-    let rank = cx.rank(x);
-    let first: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
-    let last: Vec<usize> = std::iter::once(0).chain(2..rank).chain([1]).collect();
-    let turned = cx.transpose(x, first)?;
+    let turned = channels_first(cx, x)?;
     let y = make(cx, turned)?;
-    cx.transpose(y, last)
+    channels_last(cx, y)
+}
+
+/// QLinearConv, whose channels may be last.
+pub(super) fn qlinear_conv(cx: &mut NodeCx<'_, '_>) -> Values {
+    let x = cx.input(0)?;
+    Ok(vec![with_channels_first(cx, x, super::qlinear_conv_of)?])
+}
+
+/// (a - its zero point) * (b - its zero point) as i32. Inputs a, its zero point, b, its zero point.
+pub(super) fn mul_integer(cx: &mut NodeCx<'_, '_>) -> Values {
+    let mut factor = |position: usize| {
+        let x = cx.input(position)?;
+        let zero = zero_point(cx, position + 1, x)?;
+        let (x, zero) = (cx.cast(x, DType::I32)?, cx.cast(zero, DType::I32)?);
+        cx.binary(BinaryFn::Sub, x, zero)
+    };
+    let (a, b) = (factor(0)?, factor(2)?);
+    Ok(vec![cx.binary(BinaryFn::Mul, a, b)?])
+}
+
+/// Sums of 8-bit numbers in 32 bits, with the sign that they have.
+pub(super) fn reduce_sum_integer(cx: &mut NodeCx<'_, '_>) -> Values {
+    let x = cx.input(0)?;
+    let axes = cx.ints("axes")?.ok_or_else(|| Fault::Invalid("attribute 'axes' is missing".to_string()))?;
+    let axes = cx.axes(&axes, cx.rank(x))?;
+    let keep_dims = cx.flag("keepdims", true)?;
+    let wide = cx.cast(x, if cx.dtype(x) == DType::U8 { DType::U32 } else { DType::I32 })?;
+    Ok(vec![cx.reduce(ReduceFn::Sum, wide, axes, keep_dims)?])
 }
 
 pub(super) fn qlinear_average_pool(cx: &mut NodeCx<'_, '_>) -> Values {

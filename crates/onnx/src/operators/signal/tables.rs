@@ -107,20 +107,17 @@ pub(super) fn mel_weights(bands: usize, length: usize, rate: usize, low_hertz: f
     let mut weights = vec![0.0; bins * bands];
     for band in 0..bands {
         let (left, centre, right) = (edges[band], edges[band + 1], edges[band + 2]);
-        let mut set = |bin: usize, weight: f64| {
-            if bin < bins {
-                weights[bin * bands + band] = weight;
-            }
-        };
-        if left == centre {
+        let mut set = |bin: usize, weight: f64| weights[bin * bands + band] = weight;
+        // A band may reach beyond the last bin, as far as its frequencies are wrong.
+        if left == centre && centre < bins {
             set(centre, 1.0);
         }
-        for bin in left..=centre {
+        for bin in left..centre.saturating_add(1).min(bins) {
             if left != centre {
                 set(bin, (bin - left) as f64 / (centre - left) as f64);
             }
         }
-        for bin in centre..right {
+        for bin in centre..right.min(bins) {
             set(bin, (right - bin) as f64 / (right - centre) as f64);
         }
     }
