@@ -45,7 +45,8 @@ impl PlainWeights<'_> {
         let codes = [(Code::Int4, false), (Code::Uint4, true), (Code::Int8, false)];
         let mut forms: Vec<BlockWeights> = Vec::new();
         for (code, has_shifts) in codes {
-            forms.extend(BLOCKS.into_iter().filter(|&block| block <= self.k).map(|block| form(block, code, has_shifts)));
+            forms
+                .extend(BLOCKS.into_iter().filter(|&block| block <= self.k).map(|block| form(block, code, has_shifts)));
         }
         forms.push(form(BLOCK_OF_VALUES, Code::Bf16, false));
         forms.retain(BlockWeights::is_covered);
@@ -110,7 +111,8 @@ impl Tile {
             Code::Bf16 => None,
             code => Some(self.grid(isa, code).expect("weights are packed in a form that they were found to have")),
         };
-        for (lane, (scale, shift)) in grid.iter().flat_map(|grid| grid.scales.into_iter().zip(grid.shifts)).enumerate() {
+        for (lane, (scale, shift)) in grid.iter().flat_map(|grid| grid.scales.into_iter().zip(grid.shifts)).enumerate()
+        {
             packed.set_head(lane, scale, shift);
         }
         let (words, per_word) = packed.level_words();
@@ -140,9 +142,7 @@ impl Tile {
                 let symmetric = || Grid { scales: by_column(&|lane| extreme(lane).abs() / 7.0), shifts };
                 Some(signed).filter(lies_on).or_else(|| Some(symmetric()).filter(lies_on))
             }
-            Code::Int8 => {
-                Some(Grid { scales: by_column(&|lane| extreme(lane).abs() / 127.0), shifts }).filter(lies_on)
-            }
+            Code::Int8 => Some(Grid { scales: by_column(&|lane| extreme(lane).abs() / 127.0), shifts }).filter(lies_on),
             Code::Bf16 => None,
         }
     }

@@ -61,8 +61,9 @@ fn every_form_is_found_and_keeps_every_bit() {
                 let mut panel = vec![f32::NAN; form.k * 32];
                 expand_panel(isa, &form, &packed, 0..form.k, 0, 32, &mut panel);
                 for k in 0..form.k {
-                    let expected: Vec<f32> =
-                        (0..32).map(|n| if is_transposed { data[n * form.k + k] } else { data[k * form.n + n] }).collect();
+                    let expected: Vec<f32> = (0..32)
+                        .map(|n| if is_transposed { data[n * form.k + k] } else { data[k * form.n + n] })
+                        .collect();
                     assert_eq!(panel[k * 32..][..32], expected, "{form:?} at {k} on {isa:?}");
                 }
             }

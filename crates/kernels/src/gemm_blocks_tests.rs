@@ -23,7 +23,12 @@ impl Case {
             false => vec![code.origin(); n * weights.blocks()],
         };
         let mut packed = vec![0; weights.packed_len()];
-        weights.pack(|column, at| levels[column * k + at], &scales, weights.has_shifts.then_some(&zero_points[..]), &mut packed);
+        weights.pack(
+            |column, at| levels[column * k + at],
+            &scales,
+            weights.has_shifts.then_some(&zero_points[..]),
+            &mut packed,
+        );
         Case { weights, levels, scales, zero_points, packed }
     }
 

@@ -234,7 +234,8 @@ impl ModelSession {
             *dim = dim.substitute(&|symbol| dims.get(symbol.as_str()).cloned());
         }
         let shares_caches = options.runner.shares_caches;
-        let import = ImportOptions { dims, shapes, freeze: freeze.collect(), shares_caches, ..ImportOptions::default() };
+        let import =
+            ImportOptions { dims, shapes, freeze: freeze.collect(), shares_caches, ..ImportOptions::default() };
         let source =
             Arc::new(ModelSource::new(&self.model, import, options.runner.passes.clone(), self.tuning.clone()));
         let interface = source.interface(&*self.device.target, &self.cache)?;

@@ -140,9 +140,8 @@ impl Product {
         let zero_points = self.zero_points.and_then(|at| step.constant(at));
         let fill = step.constant(self.levels.input).zip(step.constant(self.scales)).map(|(levels, scales)| {
             move |packed: &mut [u32]| {
-                let zero_points: Option<Vec<u8>> = zero_points.map(|tensor| {
-                    tensor.as_bytes().iter().map(|&zero| self.counted_from_least(zero)).collect()
-                });
+                let zero_points: Option<Vec<u8>> = zero_points
+                    .map(|tensor| tensor.as_bytes().iter().map(|&zero| self.counted_from_least(zero)).collect());
                 let level = self.level_of(levels);
                 self.weights.pack(level, &f32_elements(scales.as_bytes()), zero_points.as_deref(), packed);
                 levels.release_pages();
@@ -158,7 +157,9 @@ impl Product {
         move |column, k| {
             let at = column * k_count + k;
             let byte = bytes[at / per_byte];
-            self.counted_from_least(self.levels.unpack.as_ref().map_or(byte, |unpack| unpack.element(byte, at % per_byte)))
+            self.counted_from_least(
+                self.levels.unpack.as_ref().map_or(byte, |unpack| unpack.element(byte, at % per_byte)),
+            )
         }
     }
 

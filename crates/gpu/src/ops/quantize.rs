@@ -49,7 +49,8 @@ pub fn lower_unpack(site: &Site, op: &Unpack) -> Option<Lowered> {
     }
     let (bits, per_byte) = (op.to.bits(), op.per_byte()?);
     let (mask, (least, _)) = ((1_u32 << bits) - 1, op.to.int_range()?);
-    let element = element(op.to, &format!("(i32)(x[at / {per_byte}] >> ({bits} * (at % {per_byte})) & {mask}) + ({least})"));
+    let element =
+        element(op.to, &format!("(i32)(x[at / {per_byte}] >> ({bits} * (at % {per_byte})) & {mask}) + ({least})"));
     let params = vec![Param::read(0, "x", "u8"), Param::write(0, "y", memory_type(op.to)?)];
     let count = site.out_shape(0).iter().product();
     let body = format!("y[at] = {element};\n");

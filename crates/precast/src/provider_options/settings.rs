@@ -99,9 +99,7 @@ const SETTINGS: &[(&str, Set)] = &[
         draft.options.context.prefix = value.to_string();
         Ok(())
     }),
-    ("past_present_share_buffer", |draft, value| {
-        set(&mut draft.options.open.runner.shares_caches, read_flag(value))
-    }),
+    ("past_present_share_buffer", |draft, value| set(&mut draft.options.open.runner.shares_caches, read_flag(value))),
     ("strict", |draft, value| set(&mut draft.options.is_strict, read_flag(value))),
     ("report", |draft, value| {
         draft.options.report = Some(PathBuf::from(value));
