@@ -186,6 +186,9 @@ result = ort.InferenceSession(path).run(None, {"x": np.asfortranarray(x)})[0]
     "other_byte_order_converted": """
 result = ort.InferenceSession(path).run(None, {"x": x.astype(">f4").astype(np.float32)})[0]
 """,
+    "an_empty_batch": """
+result = ort.InferenceSession(path).run(None, {"x": np.zeros((0, 4), np.float32)})[0]
+""",
     "one_row": """
 result = ort.InferenceSession(path).run(None, {"x": x[1:2]})[0]
 """,

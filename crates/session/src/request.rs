@@ -46,7 +46,12 @@ pub(crate) fn bytes_of(dtype: DType, shape: &[usize]) -> usize {
 
 /// Kernels read elements, so each input must begin at a multiple of their size.
 pub(crate) fn is_aligned(arguments: &[Argument<'_>]) -> bool {
-    arguments.iter().all(|argument| argument.bytes.as_ptr().addr() & (argument.dtype.size_bytes() - 1) == 0)
+    arguments.iter().all(|argument| is_aligned_for(argument.bytes, argument.dtype))
+}
+
+/// Whether bytes begin at a multiple of an element's size. No bytes may begin anywhere.
+pub(crate) fn is_aligned_for(bytes: &[u8], dtype: DType) -> bool {
+    bytes.is_empty() || bytes.as_ptr().addr() & (dtype.size_bytes() - 1) == 0
 }
 
 /// Each input must have the bytes that its shape says.

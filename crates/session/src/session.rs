@@ -21,7 +21,7 @@ use crate::ladders::Ladders;
 use crate::options::{OnMiss, SessionOptions, Startup};
 use crate::programs::{Flight, Programs};
 use crate::report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
-use crate::request::{Argument, InputForm, Unifier, check_sizes, is_aligned, tensors_of};
+use crate::request::{Argument, InputForm, Unifier, check_sizes, is_aligned, is_aligned_for, tensors_of};
 use crate::slots::Slots;
 use crate::startup::ReadyCell;
 use crate::submit::{Answer, Pending, Workers};
@@ -585,7 +585,7 @@ fn check_outputs(binding: &Binding, outputs: &[&mut [u8]]) -> Result<(), Session
         return Err(SessionError::Request(format!("{found} output buffers are given where {expected} are expected")));
     }
     for (position, (output, form)) in outputs.iter().zip(&binding.outputs).enumerate() {
-        if output.len() != form.bytes || output.as_ptr().addr() & (form.dtype.size_bytes() - 1) != 0 {
+        if output.len() != form.bytes || !is_aligned_for(output, form.dtype) {
             return Err(SessionError::Request(format!(
                 "output buffer {position} has {} bytes at {:p}; {} bytes aligned to {} are needed",
                 output.len(),

@@ -274,6 +274,10 @@ fn a_request_without_rows_is_answered_without_a_run() {
     let session = open(ROWS, BucketPolicy::PowersOfTwo { max: 4 }, OnMiss::Wait, true, memory());
     let (outputs, report) = session.run(&[Tensor::zeros(DType::F32, [0, 2]).unwrap()]).unwrap();
     assert_eq!((outputs[0].shape(), report.reason), (&[0, 3][..], Reason::Empty));
+    // Slices without bytes begin at an address that is aligned for nothing.
+    let argument = Argument { dtype: DType::F32, shape: &[0, 2], bytes: &[] };
+    let report = session.run_into(&[argument], &mut [&mut []]).unwrap();
+    assert_eq!(report.reason, Reason::Empty);
     let whole = r#"graph "whole"(%0 "x": f32[n,2], %1 "s": f32[2]) {
   %2 = unary.relu(%0) {alpha=0.0, beta=0.0} : f32[n,2]
   %3 = unary.relu(%1) {alpha=0.0, beta=0.0} : f32[2]
