@@ -107,9 +107,10 @@ impl Tile {
 
     /// Writes a tile that fits.
     fn write(&self, isa: Isa, form: &BlockWeights, mut packed: PackedBlock<'_>) {
-        let grid = match form.code {
-            Code::Bf16 => None,
-            code => Some(self.grid(isa, code).expect("weights are packed in a form that they were found to have")),
+        // Of several grids the weights say which; a single one was checked when the form was found.
+        let grid = match self.grids(isa, form.code)[..] {
+            [only] => Some(only),
+            _ => self.grid(isa, form.code),
         };
         for (lane, (scale, shift)) in grid.iter().flat_map(|grid| grid.scales.into_iter().zip(grid.shifts)).enumerate()
         {
@@ -126,24 +127,23 @@ impl Tile {
 
     /// The grid on which every weight lies, if there is one.
     fn grid(&self, isa: Isa, code: Code) -> Option<Grid> {
+        self.grids(isa, code).into_iter().find(|grid| lie_on(isa, code, &self.rows, grid))
+    }
+
+    /// Grids on which the weights may lie: quantisers put the largest weight of a block at the last level, of either sign.
+    fn grids(&self, isa: Isa, code: Code) -> Vec<Grid> {
         let [least, most] = limits(isa, &self.rows);
         let extreme = |lane: usize| if -least[lane] > most[lane] { least[lane] } else { most[lane] };
         let by_column = |scale: &dyn Fn(usize) -> f32| std::array::from_fn(|lane| half_precise(scale(lane)));
         let shifts = [0.0; COLUMNS];
-        let lies_on = |grid: &Grid| lie_on(isa, code, &self.rows, grid);
-        // Quantisers put the largest weight of a block at the last level, of either sign.
         match code {
-            Code::Uint4 => {
-                let scales = by_column(&|lane| (most[lane] - least[lane]) / 15.0);
-                Some(Grid { scales, shifts: least }).filter(lies_on)
-            }
-            Code::Int4 => {
-                let signed = Grid { scales: by_column(&|lane| extreme(lane) / -8.0), shifts };
-                let symmetric = || Grid { scales: by_column(&|lane| extreme(lane).abs() / 7.0), shifts };
-                Some(signed).filter(lies_on).or_else(|| Some(symmetric()).filter(lies_on))
-            }
-            Code::Int8 => Some(Grid { scales: by_column(&|lane| extreme(lane).abs() / 127.0), shifts }).filter(lies_on),
-            Code::Bf16 => None,
+            Code::Uint4 => vec![Grid { scales: by_column(&|lane| (most[lane] - least[lane]) / 15.0), shifts: least }],
+            Code::Int4 => vec![
+                Grid { scales: by_column(&|lane| extreme(lane) / -8.0), shifts },
+                Grid { scales: by_column(&|lane| extreme(lane).abs() / 7.0), shifts },
+            ],
+            Code::Int8 => vec![Grid { scales: by_column(&|lane| extreme(lane).abs() / 127.0), shifts }],
+            Code::Bf16 => Vec::new(),
         }
     }
 }
