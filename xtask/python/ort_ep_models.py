@@ -67,8 +67,8 @@ def foreign_middle():
     """A node in the middle that nobody but the runtime's own kernels knows."""
     nodes = [
         helper.make_node("Relu", ["x"], ["a"]),
-        helper.make_node("Inverse", ["a"], ["b"], domain="com.microsoft"),
-        helper.make_node("Exp", ["b"], ["y"]),
+        helper.make_node("MurmurHash3", ["a"], ["b"], positive=0, domain="com.microsoft"),
+        helper.make_node("Cast", ["b"], ["y"], to=TensorProto.FLOAT),
     ]
     shape = [1, 3, 3]
     return model(nodes, [value("x", shape)], [value("y", shape)], opsets=(("", 17), ("com.microsoft", 1)))

@@ -44,8 +44,18 @@ impl FaultyDisk {
     }
 
     fn run<T>(&self, call: Call, path: &Path, make: impl FnOnce(&RealDisk) -> Answer<T>) -> Answer<T> {
+        self.run_with((self.hook)(call, path), call, path, make)
+    }
+
+    fn run_with<T>(
+        &self,
+        fault: Option<Fault>,
+        call: Call,
+        path: &Path,
+        make: impl FnOnce(&RealDisk) -> Answer<T>,
+    ) -> Answer<T> {
         let fail = |errno| DiskError::new(call, path, io::Error::from_raw_os_error(errno));
-        match (self.hook)(call, path) {
+        match fault {
             None | Some(Fault::LockOfOneNode) => make(&self.real),
             Some(Fault::Before(errno) | Fault::Halfway(errno)) => Err(fail(errno)),
             Some(Fault::After(errno)) => make(&self.real).and_then(|_| Err(fail(errno))),
@@ -136,10 +146,10 @@ impl Disk for FaultyDisk {
     }
 
     fn try_lock(&self, file: &File, path: &Path, kind: LockKind) -> Answer<bool> {
-        if (self.hook)(Call::TryLock, path) == Some(Fault::LockOfOneNode) {
-            return Ok(true);
+        match (self.hook)(Call::TryLock, path) {
+            Some(Fault::LockOfOneNode) => Ok(true),
+            fault => self.run_with(fault, Call::TryLock, path, |real| real.try_lock(file, path, kind)),
         }
-        self.run(Call::TryLock, path, |real| real.try_lock(file, path, kind))
     }
 
     fn is_same_file(&self, file: &File, path: &Path) -> Answer<bool> {
