@@ -34,7 +34,7 @@ fn reduce(growing: &mut Growing, operator: &str) -> Made {
         _ => Wanted::of(whole),
     };
     let x = growing.pick(&wanted);
-    if operator == "ReduceProd" && x.dtype().is_int() && may_overflow(&x) {
+    if x.dtype().is_int() && may_overflow(operator, &x) {
         return None;
     }
     let rank = x.rank();
@@ -55,13 +55,28 @@ fn reduce(growing: &mut Growing, operator: &str) -> Made {
     if x.tensor.is_empty() {
         growing.unjudged = Some("onnxruntime keeps axes of an empty tensor that it reduces");
     }
+    if operator == "ReduceProd" && magnifies_a_zero(&x) {
+        growing.unjudged = Some("a factor of 0 may be a rounded number in onnxruntime, and the others make it large");
+    }
     Some(())
 }
 
-/// Whether a product of all elements may leave i32, where some wrap and some saturate.
-fn may_overflow(x: &Known) -> bool {
-    let product: f64 = x.tensor.to_f64_vec().iter().map(|number| number.abs().max(1.0)).product();
-    product > f64::from(i32::MAX)
+/// Whether a product or a sum of squares of all elements may leave i32, where some wrap and some saturate.
+fn may_overflow(operator: &str, x: &Known) -> bool {
+    let numbers = x.tensor.to_f64_vec();
+    let most: f64 = match operator {
+        "ReduceProd" => numbers.iter().map(|number| number.abs().max(1.0)).product(),
+        "ReduceSumSquare" => numbers.iter().map(|number| number * number).sum(),
+        _ => 0.0,
+    };
+    most > f64::from(i32::MAX)
+}
+
+/// Whether there is a 0 beside factors that would make a rounding in its place large.
+fn magnifies_a_zero(x: &Known) -> bool {
+    let numbers = x.tensor.to_f64_vec();
+    let others: f64 = numbers.iter().map(|number| number.abs().max(1.0)).product();
+    numbers.contains(&0.0) && others > 100.0
 }
 
 fn place(growing: &mut Growing, operator: &str) -> Made {
