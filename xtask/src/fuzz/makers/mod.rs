@@ -111,7 +111,10 @@ mod tests {
             "cached_attention",
             "made for generation alone, where caches are inputs; its kernels have a differential test",
         ),
-        ("unpack", "a constant where weights are small, and those of the makers are; its kernels have differential tests"),
+        (
+            "unpack",
+            "a constant where weights are small, and those of the makers are; its kernels have differential tests",
+        ),
         ("append_to_cache", "made for generation alone, where a device keeps caches"),
         ("dim_value", "a size that stays a symbol until the run; graphs are imported with numbers"),
     ];
