@@ -138,7 +138,8 @@ fn the_largest_bucket_serves_until_the_others_are_there() {
     let target = GatedTarget::new(false, None);
     let session = open(options(), &target, memory());
     assert_eq!(target.done.load(Ordering::SeqCst), 1, "only the largest is compiled");
-    assert!(target.order.lock().unwrap()[..2].contains(&LARGEST), "it waits for no slot");
+    let is_early = target.order.lock().unwrap().iter().take(2).any(|&extent| extent == LARGEST);
+    assert!(is_early, "it waits for no slot");
     assert!(matches!(session.readiness(), Readiness::Partial));
     for _ in 0..2 {
         let report = run(&session, 1);
