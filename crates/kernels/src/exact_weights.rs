@@ -11,6 +11,13 @@ const BLOCKS: [usize; 3] = [128, 64, 32];
 /// Successive k of a block whose weights need no scale.
 const BLOCK_OF_VALUES: usize = 32;
 
+impl BlockWeights {
+    /// Whether `PlainWeights::exact_form` can give it.
+    pub fn is_exact_form(&self) -> bool {
+        PlainWeights { data: &[], k: self.k, n: self.n, is_transposed: false }.candidates().contains(self)
+    }
+}
+
 /// A plain matrix of weights, k × n.
 #[derive(Clone, Copy)]
 pub struct PlainWeights<'a> {

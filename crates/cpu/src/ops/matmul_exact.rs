@@ -41,7 +41,7 @@ pub fn said_form(step: &StepNode, k: usize, n: usize) -> Result<Option<BlockWeig
         let (name, block) = tactic.name.strip_prefix(PREFIX)?.strip_prefix('_')?.split_once('_')?;
         let (_, code) = CODES.into_iter().find(|(known, _)| *known == name)?;
         let form = BlockWeights { k, n, block: block.parse().ok()?, code, has_shifts: code == Code::Uint4 };
-        (form.is_covered() && form.block <= k.next_multiple_of(8)).then_some(form)
+        form.is_exact_form().then_some(form)
     };
     parse().map(Some).ok_or_else(|| format!("its tactic '{}' is unknown", tactic.name))
 }
