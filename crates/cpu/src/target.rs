@@ -27,10 +27,12 @@ pub struct CpuTarget {
 
 impl CpuTarget {
     /// A target for an instruction set and a number of threads.
-    pub fn new(isa: Isa, threads: usize, options: PassOptions) -> CpuTarget {
+    pub fn new(isa: Isa, threads: usize, mut options: PassOptions) -> CpuTarget {
         let (kind, features) = (KIND.to_string(), isa.name().to_string());
         let description = TargetDescription { kind, features, threads, numerics: options.numerics.clone() };
         let machine = Machine::new(isa, threads, &options.numerics);
+        // The kernel of a pair multiplies in f32.
+        options.costs.joins_depthwise &= !machine.is_bf16;
         CpuTarget {
             tactics: Tactics::new(machine, &description, TuningTable::default()),
             machine,

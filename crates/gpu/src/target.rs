@@ -53,6 +53,7 @@ fn step_costs(floats: FloatPrecision) -> StepCosts {
         step_ns: 2_000,
         multiplies_blocks: false,
         streamed_rows: GEMV_ROWS_MAX as u32,
+        joins_depthwise: false,
     }
 }
 

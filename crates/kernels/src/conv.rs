@@ -73,12 +73,12 @@ impl ConvShape {
     }
 
     /// Whether every patch is one pixel and every pixel is one patch.
-    fn is_pointwise(&self) -> bool {
+    pub(crate) fn is_pointwise(&self) -> bool {
         let is_one_tap = self.taps() == 1 && self.stride == [1, 1] && self.pad_top == 0 && self.pad_left == 0;
         is_one_tap && self.in_height == self.out_height && self.in_width == self.out_width
     }
 
-    fn drive_shape(&self, arithmetic: Arithmetic) -> DriveShape {
+    pub(crate) fn drive_shape(&self, arithmetic: Arithmetic) -> DriveShape {
         DriveShape {
             items: self.batch * self.groups,
             m: self.out_channels / self.groups,
@@ -293,7 +293,7 @@ pub fn pack_filter_into(isa: Isa, tactic: ConvTactic, shape: &ConvShape, weights
 pub fn conv_scratch_len(isa: Isa, threads: usize, tactic: ConvTactic, shape: &ConvShape) -> usize {
     shape.check();
     match tactic {
-        ConvTactic::Depthwise => conv_depthwise_scratch_len(threads, shape),
+        ConvTactic::Depthwise => conv_depthwise_scratch_len(isa, threads, shape),
         ConvTactic::Product | ConvTactic::ProductBf16 => {
             let planes = if is_plane_form(shape) { planes_len(shape) } else { 0 };
             planes + drive_scratch_len(isa, threads, &shape.drive_shape(tactic.arithmetic()), false, true)
@@ -324,11 +324,7 @@ pub fn conv(
     assert!(x.len() >= items * image_len, "x of {} for {shape:?}", x.len());
     assert!(y.len() >= items * m * n, "y of {} for {shape:?}", y.len());
     assert!(filter.len() >= packed_filter_len(tactic, shape), "filter of {} for {shape:?}", filter.len());
-    let bias = match epilogue.bias {
-        Bias::None => None,
-        Bias::Rows(bias) => Some(bias),
-        Bias::Columns(_) => panic!("the bias of a convolution is one value for each output channel"),
-    };
+    let bias = epilogue.bias.of_channels();
     if let Some(tile) = tactic.tile() {
         return conv_winograd(exec, tile, shape, x, filter, bias, epilogue, scratch, y);
     }
@@ -336,7 +332,7 @@ pub fn conv(
         return conv_line(exec, shape, x, filter, bias, epilogue, scratch, y);
     }
     if tactic == ConvTactic::Depthwise {
-        return conv_depthwise(exec, shape, x, filter, bias, epilogue, scratch, y);
+        return conv_depthwise(exec, shape, x, filter, epilogue, scratch, y);
     }
     let completion = Completion { scale: 1.0, epilogue };
     if is_plane_form(shape) {

@@ -12,6 +12,7 @@ use crate::isa::{Exec, Isa};
 use crate::padded_plane::{Plane, TAPS_MAX, fill_plane};
 use crate::pool::{SharedMut, share};
 use crate::simd::multiversion;
+use std::ops::Range;
 
 /// The most output channels for one input channel; beyond it a product has enough rows to be faster.
 const MULTIPLIER_MAX: usize = 4;
@@ -30,8 +31,8 @@ pub(crate) fn is_depthwise(shape: &ConvShape) -> bool {
 }
 
 /// Elements of scratch that `conv_depthwise` needs.
-pub(crate) fn conv_depthwise_scratch_len(threads: usize, shape: &ConvShape) -> usize {
-    threads.max(1) * (plane_len(shape) + strip_len(shape))
+pub(crate) fn conv_depthwise_scratch_len(isa: Isa, threads: usize, shape: &ConvShape) -> usize {
+    threads.max(1) * Depthwise::scratch_len(isa, shape)
 }
 
 pub(crate) fn conv_depthwise(
@@ -39,93 +40,144 @@ pub(crate) fn conv_depthwise(
     shape: &ConvShape,
     x: &[f32],
     filter: &[f32],
-    bias: Option<&[f32]>,
     epilogue: &Epilogue,
     scratch: &mut [f32],
     y: &mut [f32],
 ) {
-    let (planes, multiplier) = (shape.batch * shape.groups, shape.out_channels / shape.groups);
-    let (in_area, out_area) = (shape.in_area(), shape.out_area());
-    if planes * multiplier * out_area == 0 {
+    let depthwise = Depthwise::new(exec.isa(), shape, filter, epilogue);
+    let (planes, in_area) = (shape.batch * shape.groups, shape.in_area());
+    let y = &mut y[..shape.batch * shape.out_channels * shape.out_area()];
+    if y.is_empty() {
         return;
     }
-    if conv_depthwise_rows::covers(exec.isa(), shape) {
-        return run_rows(exec, shape, x, filter, bias, epilogue, y);
-    }
-    let plane = Plane::of(shape);
-    let (distances, taps) = (plane.distances(shape), shape.taps());
-    let y = &mut y[..planes * multiplier * out_area];
-    let is_small = y.len() * taps < SPLIT_PRODUCTS;
+    let is_small = y.len() * shape.taps() < SPLIT_PRODUCTS;
     let parts = if is_small { 1 } else { exec.threads().min(planes) };
-    let part_scratch = plane_len(shape) + strip_len(shape);
+    let part_scratch = Depthwise::scratch_len(exec.isa(), shape);
     assert!(scratch.len() >= parts * part_scratch, "scratch of {} for {parts}×{part_scratch}", scratch.len());
     let (y, scratch) = (SharedMut::new(y), SharedMut::new(scratch));
     exec.pool().run(parts, &|part| {
         // SAFETY: every part has its own stretch of the scratch.
         let scratch = unsafe { scratch.slice(part * part_scratch, part_scratch) };
-        let (padded, strip) = scratch.split_at_mut(plane_len(shape));
-        // The padding is the same for every channel; only the image inside it is copied again.
-        padded.fill(0.0);
-        for index in share(planes, parts, part) {
-            fill_plane(exec.isa(), &plane, shape, &x[index * in_area..(index + 1) * in_area], padded);
-            for copy in 0..multiplier {
-                let out_index = index * multiplier + copy;
-                let channel = out_index % shape.out_channels;
-                // SAFETY: every plane belongs to one part.
-                let target = unsafe { y.slice(out_index * out_area, out_area) };
-                let channel = Channel {
-                    padded,
-                    distances: &distances[..taps],
-                    weights: &filter[channel * taps..(channel + 1) * taps],
-                    bias: bias.map_or(0.0, |bias| bias[channel]),
-                    epilogue,
-                    start: out_index * out_area,
-                    row_len: plane.row_len,
-                    out_width: shape.out_width,
-                };
-                channel.run(exec.isa(), target, strip);
-            }
+        depthwise.prepare(scratch);
+        for plane in share(planes, parts, part) {
+            // SAFETY: every plane belongs to one part.
+            let results = unsafe { y.slice(depthwise.results(plane).start, depthwise.results(plane).len()) };
+            let image = &x[plane * in_area..(plane + 1) * in_area];
+            depthwise.run(plane, image, 0..shape.out_height, scratch, results);
         }
     });
 }
 
-/// The form that reads the image itself.
-fn run_rows(
-    exec: Exec,
-    shape: &ConvShape,
-    x: &[f32],
-    filter: &[f32],
-    bias: Option<&[f32]>,
-    epilogue: &Epilogue,
-    y: &mut [f32],
-) {
-    let (planes, multiplier) = (shape.batch * shape.groups, shape.out_channels / shape.groups);
-    let (in_area, out_area, taps) = (shape.in_area(), shape.out_area(), shape.taps());
-    let y = &mut y[..planes * multiplier * out_area];
-    let is_small = y.len() * taps < SPLIT_PRODUCTS;
-    let parts = if is_small { 1 } else { exec.threads().min(planes * multiplier) };
-    let (light, y) = (epilogue.light(), SharedMut::new(y));
-    exec.pool().run(parts, &|part| {
-        for index in share(planes * multiplier, parts, part) {
-            let channel = index % shape.out_channels;
-            // SAFETY: every plane belongs to one part.
-            let target = unsafe { y.slice(index * out_area, out_area) };
-            let rows = ChannelRows {
-                shape,
-                image: &x[index / multiplier * in_area..][..in_area],
-                weights: &filter[channel * taps..(channel + 1) * taps],
-                bias: bias.map_or(0.0, |bias| bias[channel]),
-                first_residual: epilogue.first_residual().map(|residual| &residual[index * out_area..][..out_area]),
-                light: light.unwrap_or(Light::NOTHING),
-                last_residual: (epilogue.last_residual().filter(|_| light.is_some()))
-                    .map(|residual| &residual[index * out_area..][..out_area]),
-            };
-            rows.run(exec.isa(), target);
-            if light.is_none() {
-                epilogue.finish_row(exec.isa(), index * out_area, target);
-            }
+/// A depthwise convolution and what follows it, one plane of the input at a time.
+pub(crate) struct Depthwise<'a> {
+    isa: Isa,
+    shape: &'a ConvShape,
+    filter: &'a [f32],
+    bias: Option<&'a [f32]>,
+    epilogue: &'a Epilogue<'a>,
+    reads_image: bool,
+    plane: Plane,
+    distances: [usize; TAPS_MAX],
+}
+
+impl<'a> Depthwise<'a> {
+    /// Panics when a slice is too short for the shape.
+    pub(crate) fn new(isa: Isa, shape: &'a ConvShape, filter: &'a [f32], epilogue: &'a Epilogue<'a>) -> Depthwise<'a> {
+        let bias = epilogue.bias.of_channels();
+        assert!(filter.len() >= shape.out_channels * shape.taps(), "filter of {} for {shape:?}", filter.len());
+        assert!(bias.is_none_or(|bias| bias.len() >= shape.out_channels), "bias for {shape:?}");
+        let (reads_image, plane) = (conv_depthwise_rows::covers(isa, shape), Plane::of(shape));
+        Depthwise { isa, shape, filter, bias, epilogue, reads_image, plane, distances: plane.distances(shape) }
+    }
+
+    /// Elements of scratch of a caller.
+    pub(crate) fn scratch_len(isa: Isa, shape: &ConvShape) -> usize {
+        if conv_depthwise_rows::covers(isa, shape) { 0 } else { plane_len(shape) + strip_len(shape) }
+    }
+
+    /// Prepares scratch for any number of planes: the padding is the same for all of them.
+    pub(crate) fn prepare(&self, scratch: &mut [f32]) {
+        if !self.reads_image {
+            scratch[..plane_len(self.shape)].fill(0.0);
         }
-    });
+    }
+
+    /// How many rows of results are best computed at a time, if it can be fewer than all.
+    pub(crate) fn row_step(&self) -> Option<usize> {
+        self.reads_image.then_some(conv_depthwise_rows::ROWS)
+    }
+
+    /// Where the results of an input plane lie in those of the convolution.
+    pub(crate) fn results(&self, plane: usize) -> Range<usize> {
+        let len = self.shape.out_channels / self.shape.groups * self.shape.out_area();
+        plane * len..(plane + 1) * len
+    }
+
+    /// Computes rows of the results of one input plane; all of them where there is no `row_step`.
+    pub(crate) fn run(
+        &self,
+        plane: usize,
+        image: &[f32],
+        rows: Range<usize>,
+        scratch: &mut [f32],
+        results: &mut [f32],
+    ) {
+        let multiplier = self.shape.out_channels / self.shape.groups;
+        let results = results.chunks_exact_mut(self.shape.out_area().max(1)).take(multiplier).enumerate();
+        if self.reads_image {
+            return results.for_each(|(copy, target)| {
+                self.run_rows(plane * multiplier + copy, image, rows.clone(), target);
+            });
+        }
+        assert_eq!(rows, 0..self.shape.out_height, "this form computes whole planes");
+        let (padded, strip) = scratch.split_at_mut(plane_len(self.shape));
+        fill_plane(self.isa, &self.plane, self.shape, image, padded);
+        for (copy, target) in results {
+            self.run_padded(plane * multiplier + copy, padded, target, strip);
+        }
+    }
+
+    fn weights(&self, channel: usize) -> &'a [f32] {
+        let taps = self.shape.taps();
+        &self.filter[channel * taps..(channel + 1) * taps]
+    }
+
+    /// The form that reads a padded copy of the plane.
+    fn run_padded(&self, index: usize, padded: &[f32], target: &mut [f32], strip: &mut [f32]) {
+        let channel = index % self.shape.out_channels;
+        let channel = Channel {
+            padded,
+            distances: &self.distances[..self.shape.taps()],
+            weights: self.weights(channel),
+            bias: self.bias.map_or(0.0, |bias| bias[channel]),
+            epilogue: self.epilogue,
+            start: index * self.shape.out_area(),
+            row_len: self.plane.row_len,
+            out_width: self.shape.out_width,
+        };
+        channel.run(self.isa, target, strip);
+    }
+
+    /// The form that reads the image itself.
+    fn run_rows(&self, index: usize, image: &[f32], rows: Range<usize>, target: &mut [f32]) {
+        let (shape, light) = (self.shape, self.epilogue.light());
+        let (channel, start) = (index % shape.out_channels, index * shape.out_area());
+        let of_plane = |residual: &'a [f32]| &residual[start..start + shape.out_area()];
+        let channel = ChannelRows {
+            shape,
+            image,
+            weights: self.weights(channel),
+            bias: self.bias.map_or(0.0, |bias| bias[channel]),
+            first_residual: self.epilogue.first_residual().map(of_plane),
+            light: light.unwrap_or(Light::NOTHING),
+            last_residual: self.epilogue.last_residual().filter(|_| light.is_some()).map(of_plane),
+        };
+        channel.run(self.isa, rows.clone(), target);
+        if light.is_none() {
+            let elements = rows.start * shape.out_width..rows.end * shape.out_width;
+            self.epilogue.finish_row(self.isa, start + elements.start, &mut target[elements]);
+        }
+    }
 }
 
 /// Length of a padded channel, with room for the last chunk to read on.

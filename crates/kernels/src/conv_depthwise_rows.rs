@@ -6,11 +6,12 @@
 use crate::conv::ConvShape;
 use crate::epilogue::Light;
 use crate::isa::Isa;
+use std::ops::Range;
 
 /// Whether `run_channel` covers a depthwise convolution.
 pub(crate) fn covers(isa: Isa, shape: &ConvShape) -> bool {
-    let is_square = shape.filter_height == shape.filter_width && matches!(shape.filter_height, 3 | 5);
-    let is_step = matches!(shape.stride, [1, 1] | [2, 2]) && shape.dilation == [1, 1];
+    let is_square = shape.filter_height == shape.filter_width && matches!(shape.filter_height, 3 | FILTER_MAX);
+    let is_step = shape.stride.iter().all(|step| (1..=2).contains(step)) && shape.dilation == [1, 1];
     let fits = [shape.in_height, shape.in_width, shape.out_height, shape.out_width].iter().all(|&size| size < 1 << 28);
     isa >= Isa::Avx512 && cfg!(target_arch = "x86_64") && is_square && is_step && fits
 }
@@ -27,9 +28,10 @@ pub(crate) struct ChannelRows<'a> {
 }
 
 impl ChannelRows<'_> {
-    /// Computes the channel. Panics when a slice is too short or `covers` is false.
-    pub(crate) fn run(&self, isa: Isa, target: &mut [f32]) {
+    /// Computes some rows of the channel. Panics when a slice is too short, a row is not there or `covers` is false.
+    pub(crate) fn run(&self, isa: Isa, rows: Range<usize>, target: &mut [f32]) {
         let shape = self.shape;
+        assert!(rows.end <= shape.out_height, "rows {rows:?} of {shape:?}");
         assert!(covers(isa, shape), "{shape:?}");
         assert!(self.image.len() >= shape.in_area() && target.len() >= shape.out_area());
         assert!(self.weights.len() >= shape.taps());
@@ -40,18 +42,71 @@ impl ChannelRows<'_> {
         // SAFETY: the machine has AVX-512, since `isa` came through an `Exec`; the slices cover the shape.
         unsafe {
             // Machines add and multiply two vectors of 8 in the time of one of 16, or nearly so.
-            match (shape.filter_width, shape.stride[0], shape.out_width <= 8) {
-                (3, 1, false) => wide::run::<3, 1>(self, target.as_mut_ptr()),
-                (3, _, false) => wide::run::<3, 2>(self, target.as_mut_ptr()),
-                (_, 1, false) => wide::run::<5, 1>(self, target.as_mut_ptr()),
-                (_, _, false) => wide::run::<5, 2>(self, target.as_mut_ptr()),
-                (3, 1, true) => narrow::run::<3, 1>(self, target.as_mut_ptr()),
-                (3, _, true) => narrow::run::<3, 2>(self, target.as_mut_ptr()),
-                (_, 1, true) => narrow::run::<5, 1>(self, target.as_mut_ptr()),
-                (_, _, true) => narrow::run::<5, 2>(self, target.as_mut_ptr()),
-            }
+            let run = match shape.out_width <= 8 {
+                false => kernel_of!(wide, shape),
+                true => kernel_of!(narrow, shape),
+            };
+            run(self, rows, target.as_mut_ptr());
         }
     }
+}
+
+/// The kernel of a module for a filter and a stride.
+#[cfg(target_arch = "x86_64")]
+macro_rules! kernel_of {
+    ($name:ident, $shape:ident) => {
+        match ($shape.filter_width, $shape.stride) {
+            (3, [1, 1]) => $name::run::<3, 1, 1>,
+            (3, [1, _]) => $name::run::<3, 1, 2>,
+            (3, [_, 1]) => $name::run::<3, 2, 1>,
+            (3, [_, _]) => $name::run::<3, 2, 2>,
+            (_, [1, 1]) => $name::run::<5, 1, 1>,
+            (_, [1, _]) => $name::run::<5, 1, 2>,
+            (_, [_, 1]) => $name::run::<5, 2, 1>,
+            (_, [_, _]) => $name::run::<5, 2, 2>,
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+use kernel_of;
+
+#[cfg(target_arch = "x86_64")]
+impl ChannelRows<'_> {
+    /// Where the input rows of some output rows from `row` on begin, for output columns from `column` on; rows outside the image
+    /// are zeros elsewhere.
+    #[inline(always)]
+    fn sources<const SIZE: usize, const DOWN: usize, const ACROSS: usize>(
+        &self,
+        row: usize,
+        column: usize,
+    ) -> [*const f32; INPUT_ROWS_MAX] {
+        let (height, width) = (self.shape.in_height as isize, self.shape.in_width as isize);
+        let first_row = (row * DOWN) as isize - self.shape.pad_top as isize;
+        let first = (column * ACROSS) as isize - self.shape.pad_left as isize;
+        let mut sources = [ZEROS.as_ptr(); INPUT_ROWS_MAX];
+        for (at, source) in sources.iter_mut().enumerate().take((ROWS - 1) * DOWN + SIZE) {
+            let y = first_row + at as isize;
+            if (0..height).contains(&y) {
+                *source = self.image.as_ptr().wrapping_offset(y * width + first);
+            }
+        }
+        sources
+    }
+}
+
+/// Stands for any row outside the image: two vectors, from as far to the right as a filter reaches.
+#[cfg(target_arch = "x86_64")]
+static ZEROS: [f32; 2 * 16 + FILTER_MAX] = [0.0; 2 * 16 + FILTER_MAX];
+
+/// Calls `add_row` for these input rows. Spelled out, since sums only stay in registers where every index is known.
+#[cfg(target_arch = "x86_64")]
+macro_rules! add_rows {
+    ($sources:ident, $x:ident, $masks:ident, $weights:ident, $sums:ident: $($at:literal)*) => {
+        $(
+            // SAFETY: passed on from the caller.
+            unsafe { add_row::<SIZE, DOWN, ACROSS, $at>($sources[$at].wrapping_add($x), $masks, &$weights, $sums) };
+        )*
+    };
 }
 
 /// The kernels for vectors of one width; the bodies differ in the names of instructions alone.
@@ -68,24 +123,37 @@ macro_rules! kernels {
         mod $name {
             use super::{ChannelRows, INPUT_ROWS_MAX, Light, ROWS, mask_between};
             use std::arch::x86_64::*;
+            use std::ops::Range;
 
             /// # Safety
             /// The slices of the channel and the target must cover the shape.
             #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-            pub(super) unsafe fn run<const SIZE: usize, const STEP: usize>(channel: &ChannelRows, target: *mut f32) {
+            pub(super) unsafe fn run<const SIZE: usize, const DOWN: usize, const ACROSS: usize>(
+                channel: &ChannelRows,
+                rows: Range<usize>,
+                target: *mut f32,
+            ) {
                 // Copies: the compiler must assume that a store changes what `channel` points to.
                 let (shape, light) = (*channel.shape, channel.light);
                 let residuals = [channel.first_residual, channel.last_residual];
                 for column in (0..shape.out_width).step_by($lanes) {
                     let live = mask_between($lanes, 0, (shape.out_width - column) as isize) as $mask;
-                    for row in (0..shape.out_height).step_by(ROWS) {
+                    let masks: [[$mask; 2]; SIZE] = std::array::from_fn(|x| {
+                        let first = (column * ACROSS + x) as isize - shape.pad_left as isize;
+                        let width = shape.in_width as isize;
+                        [0, $lanes].map(|at| mask_between($lanes, -first - at, width - first - at) as $mask)
+                    });
+                    for row in rows.clone().step_by(ROWS) {
+                        let sources = channel.sources::<SIZE, DOWN, ACROSS>(row, column);
                         let mut sums = [$set1(channel.bias); ROWS];
-                        for x in 0..SIZE {
-                            // SAFETY: passed on from the caller.
-                            unsafe { add_column::<SIZE, STEP>(channel, row, column, x, &mut sums) };
+                        // SIZE columns; as a number of the shape, or the loop is unrolled and sums leave their registers.
+                        for (x, &masks) in masks.iter().enumerate().take(shape.filter_width) {
+                            let weights = std::array::from_fn(|y| $set1(channel.weights[y * SIZE + x]));
+                            // SAFETY: the masks leave only values inside the image.
+                            unsafe { add_column::<SIZE, DOWN, ACROSS>(&sources, x, masks, weights, &mut sums) };
                         }
                         for at in 0..ROWS {
-                            if row + at < shape.out_height {
+                            if row + at < rows.end {
                                 let position = (row + at) * shape.out_width + column;
                                 // SAFETY: the row exists and the mask keeps to its columns.
                                 unsafe { store(light, residuals, sums[at], position, live, target) };
@@ -95,42 +163,40 @@ macro_rules! kernels {
                 }
             }
 
-            /// Adds column `x` of the filter to the output rows from `row` on.
+            /// Adds column `x` of the filter to all output rows. Each input row is read once and added where it belongs.
             #[inline(always)]
-            unsafe fn add_column<const SIZE: usize, const STEP: usize>(
-                channel: &ChannelRows,
-                row: usize,
-                column: usize,
+            unsafe fn add_column<const SIZE: usize, const DOWN: usize, const ACROSS: usize>(
+                sources: &[*const f32; INPUT_ROWS_MAX],
                 x: usize,
+                masks: [$mask; 2],
+                weights: [$vector; SIZE],
                 sums: &mut [$vector; ROWS],
             ) {
-                let shape = channel.shape;
-                let (width, height) = (shape.in_width as isize, shape.in_height as isize);
-                let first = (column * STEP + x) as isize - shape.pad_left as isize;
-                let masks = [0, $lanes].map(|at| mask_between($lanes, -first - at, width - first - at) as $mask);
-                let first_row = (row * STEP) as isize - shape.pad_top as isize;
-                // SAFETY: `run` enables AVX-512.
-                let (mut rows, even) = unsafe { ([$set1(0.0); INPUT_ROWS_MAX], $even) };
-                for at in 0..(ROWS - 1) * STEP + SIZE {
-                    let y = first_row + at as isize;
-                    let inside: $mask = if y >= 0 && y < height { <$mask>::MAX } else { 0 };
-                    let source = channel.image.as_ptr().wrapping_offset(y * width + first);
-                    // SAFETY: `run` enables AVX-512; the masks leave only values inside the image.
-                    rows[at] = unsafe {
-                        let low = $load(masks[0] & inside, source);
-                        if STEP == 1 {
-                            low
-                        } else {
-                            $permute(low, even, $load(masks[1] & inside, source.wrapping_add($lanes)))
-                        }
-                    };
+                add_rows!(sources, x, masks, weights, sums: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16);
+            }
+
+            /// Adds the input row `AT` to the output rows in whose windows it lies.
+            #[inline(always)]
+            unsafe fn add_row<const SIZE: usize, const DOWN: usize, const ACROSS: usize, const AT: usize>(
+                source: *const f32,
+                masks: [$mask; 2],
+                weights: &[$vector; SIZE],
+                sums: &mut [$vector; ROWS],
+            ) {
+                if AT >= (ROWS - 1) * DOWN + SIZE {
+                    return;
                 }
-                for y in 0..SIZE {
-                    // SAFETY: `run` enables AVX-512; the filter has SIZE² values.
-                    unsafe {
-                        let weight = $set1(*channel.weights.get_unchecked(y * SIZE + x));
-                        for at in 0..ROWS {
-                            sums[at] = $fmadd(weight, rows[at * STEP + y], sums[at]);
+                // SAFETY: `run` enables AVX-512; the masks leave only values inside the image.
+                unsafe {
+                    let low = $load(masks[0], source);
+                    let value = match ACROSS {
+                        1 => low,
+                        _ => $permute(low, $even, $load(masks[1], source.wrapping_add($lanes))),
+                    };
+                    for y in 0..SIZE {
+                        if AT >= y && (AT - y).is_multiple_of(DOWN) && (AT - y) / DOWN < ROWS {
+                            let sum = &mut sums[(AT - y) / DOWN];
+                            *sum = $fmadd(weights[y], value, *sum);
                         }
                     }
                 }
@@ -162,12 +228,13 @@ macro_rules! kernels {
     };
 }
 
+/// The largest height and width of a filter.
+const FILTER_MAX: usize = 5;
 /// Output rows computed together: divides the usual sizes of images.
-#[cfg(target_arch = "x86_64")]
-const ROWS: usize = 7;
+pub(crate) const ROWS: usize = 7;
 /// The most input rows they need: with 5 rows of filter and stride 2.
 #[cfg(target_arch = "x86_64")]
-const INPUT_ROWS_MAX: usize = (ROWS - 1) * 2 + 5;
+const INPUT_ROWS_MAX: usize = (ROWS - 1) * 2 + FILTER_MAX;
 
 /// Those of this many lanes of a vector that lie in `low..high`.
 #[cfg(target_arch = "x86_64")]

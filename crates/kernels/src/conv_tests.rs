@@ -208,13 +208,13 @@ fn random_convolutions_along_lines_match_plain_loops() {
 fn random_depthwise_convolutions_match_plain_loops() {
     let mut lcg = Lcg::new(5);
     let mut pick = |low: usize, high: usize| low + (lcg.next_u32() as usize) % (high - low + 1);
-    for _ in 0..60 {
-        let (size, filter, stride) = ([pick(1, 24), pick(1, 70)], [3, 5][pick(0, 1)], pick(1, 2));
+    for _ in 0..120 {
+        let (size, filter, stride) = ([pick(1, 24), pick(1, 70)], [3, 5][pick(0, 1)], [pick(1, 2), pick(1, 2)]);
         let (channels, multiplier) = (pick(2, 5), pick(1, 2));
         let counts = [channels, channels * multiplier, channels];
-        let mut shape = shape_of(pick(1, 2), counts, size, [filter; 2], [stride; 2], [1, 1], [1, 1]);
+        let mut shape = shape_of(pick(1, 2), counts, size, [filter; 2], stride, [1, 1], [1, 1]);
         (shape.pad_top, shape.pad_left) = (pick(0, filter), pick(0, filter));
-        (shape.out_height, shape.out_width) = (pick(1, size[0] / stride + 3), pick(1, size[1] / stride + 3));
+        (shape.out_height, shape.out_width) = (pick(1, size[0] / stride[0] + 3), pick(1, size[1] / stride[1] + 3));
         check_shape(&shape);
     }
 }

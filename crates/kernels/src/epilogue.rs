@@ -56,6 +56,17 @@ pub enum Bias<'a> {
     Columns(&'a [f32]),
 }
 
+impl<'a> Bias<'a> {
+    /// The bias of a convolution. Panics when it is one of columns.
+    pub(crate) fn of_channels(self) -> Option<&'a [f32]> {
+        match self {
+            Bias::None => None,
+            Bias::Rows(bias) => Some(bias),
+            Bias::Columns(_) => panic!("the bias of a convolution is one value for each output channel"),
+        }
+    }
+}
+
 /// x·scale + shift, with two roundings.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Affine {

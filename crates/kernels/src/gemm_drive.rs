@@ -229,9 +229,33 @@ fn run_alone(
     block.run(0..row_tiles(isa, shape.m), 0..shape.n.div_ceil(tile.cols), scratch);
 }
 
+/// Elements of scratch that `drive_panels` needs.
+pub(crate) fn drive_panels_scratch_len(isa: Isa, shape: &DriveShape) -> usize {
+    part_scratch_len(isa, shape, false, true)
+}
+
+/// Computes some panels of one item, whose A is packed, on the calling thread. Nothing else may write this item's elements of
+/// `c` meanwhile.
+pub(crate) fn drive_panels(
+    isa: Isa,
+    shape: &DriveShape,
+    item: Item,
+    completion: &Completion,
+    panels: Range<usize>,
+    c: &SharedMut<f32>,
+    scratch: &mut [f32],
+) {
+    if shape.m == 0 || shape.n == 0 {
+        return;
+    }
+    let block = Block { isa, tile: tile_shape(isa), shape, item, packs_a: false, completion, accumulates: false, c };
+    block.check();
+    block.run(0..row_tiles(isa, shape.m), panels, scratch);
+}
+
 /// A rough time for one thread: arithmetic at 100 flops and weights at 20 bytes a nanosecond. Packed weights of a batch are
 /// read once.
-fn estimate_ns(shape: &DriveShape, packs_a: bool, packs_b: bool) -> usize {
+pub(crate) fn estimate_ns(shape: &DriveShape, packs_a: bool, packs_b: bool) -> usize {
     let products = shape.items.saturating_mul(shape.m).saturating_mul(shape.n).saturating_mul(shape.k);
     let matrices = if packs_b { shape.items } else { 1 };
     let left = if packs_a { 0 } else { shape.m.saturating_mul(shape.k) };

@@ -15,6 +15,7 @@ pub mod conv;
 mod conv_depthwise;
 mod conv_depthwise_rows;
 pub mod conv_int;
+pub mod conv_pair;
 mod conv_patches;
 mod conv_planes;
 pub mod conv_transpose;

@@ -54,43 +54,62 @@ const NO_EPILOGUE: Reason = "no-epilogue";
 
 fn fuse_epilogues(graph: &Graph, costs: &StepCosts, log: &mut Log) -> Result<Graph, GraphError> {
     let consumers = single_consumers(graph);
-    let mut chain_ending_at: Vec<Option<Vec<NodeId>>> = vec![None; graph.nodes().len()];
-    let mut is_absorbed = vec![false; graph.nodes().len()];
-    let mut is_taken = vec![false; graph.nodes().len()];
+    let mut chains = Chains::new(graph);
     for position in 0..graph.nodes().len() {
-        let mut chain = chain_from(graph, &consumers, costs, NodeId(position as u32));
-        // The sum of two convolutions belongs to the first of them; the second is its residual.
-        let end = chain.iter().position(|node| is_taken[node.0 as usize]).unwrap_or(chain.len());
+        chains.claim(chain_from(graph, &consumers, costs, NodeId(position as u32)));
+    }
+    chains.fuse(graph, log, &|node| why_alone(graph, &consumers, costs, node))
+}
+
+/// Nodes that become one, each in one chain at most.
+pub(crate) struct Chains {
+    ending_at: Vec<Option<Vec<NodeId>>>,
+    is_taken: Vec<bool>,
+}
+
+impl Chains {
+    pub(crate) fn new(graph: &Graph) -> Chains {
+        let len = graph.nodes().len();
+        Chains { ending_at: vec![None; len], is_taken: vec![false; len] }
+    }
+
+    /// Takes a chain up to the first node that another has: the sum of two convolutions belongs to the first of them, and the
+    /// second is its residual. One node alone is no chain.
+    pub(crate) fn claim(&mut self, mut chain: Vec<NodeId>) {
+        let end = chain.iter().position(|node| self.is_taken[node.0 as usize]).unwrap_or(chain.len());
         chain.truncate(end);
-        let Some((&last, earlier)) = chain.split_last() else { continue };
-        if earlier.is_empty() {
-            continue;
-        }
-        for node in earlier {
-            is_absorbed[node.0 as usize] = true;
-        }
+        let Some(&last) = chain.last().filter(|_| chain.len() > 1) else { return };
         for node in &chain {
-            is_taken[node.0 as usize] = true;
+            self.is_taken[node.0 as usize] = true;
         }
-        chain_ending_at[last.0 as usize] = Some(chain);
+        self.ending_at[last.0 as usize] = Some(chain);
     }
-    let mut copy = GraphCopy::with_inputs(graph);
-    for (position, node) in graph.nodes().iter().enumerate() {
-        match &chain_ending_at[position] {
-            Some(chain) => {
-                log.fired(graph.node(chain[0]));
-                add_fused(graph, &mut copy, chain)?;
-            }
-            None if is_absorbed[position] => {}
-            None => {
-                if let Some(reason) = why_alone(graph, &consumers, costs, node) {
-                    log.refused(node, reason);
+
+    /// The Graph with one `fused` node for each chain; `why_alone` gives a reason for a node that might have had one.
+    pub(crate) fn fuse(
+        &self,
+        graph: &Graph,
+        log: &mut Log,
+        why_alone: &dyn Fn(&Node) -> Option<Reason>,
+    ) -> Result<Graph, GraphError> {
+        let mut copy = GraphCopy::with_inputs(graph);
+        for (position, node) in graph.nodes().iter().enumerate() {
+            match &self.ending_at[position] {
+                Some(chain) => {
+                    log.fired(graph.node(chain[0]));
+                    add_fused(graph, &mut copy, chain)?;
                 }
-                copy.node(node)?;
+                None if self.is_taken[position] => {}
+                None => {
+                    if let Some(reason) = why_alone(node) {
+                        log.refused(node, reason);
+                    }
+                    copy.node(node)?;
+                }
             }
         }
+        Ok(copy.finish())
     }
-    Ok(copy.finish())
 }
 
 /// Why a convolution or product takes nothing with it.
@@ -120,7 +139,7 @@ pub(crate) fn single_consumers(graph: &Graph) -> Vec<Option<NodeId>> {
 }
 
 /// Nodes that join the conv or matmul at `root`, itself first. Empty if it is neither.
-fn chain_from(graph: &Graph, consumers: &[Option<NodeId>], costs: &StepCosts, root: NodeId) -> Vec<NodeId> {
+pub(crate) fn chain_from(graph: &Graph, consumers: &[Option<NodeId>], costs: &StepCosts, root: NodeId) -> Vec<NodeId> {
     let node = graph.node(root);
     let blocks = block_weights(graph, consumers, node).filter(|_| costs.multiplies_blocks);
     if blocks.is_none() && is_product_of_computed(graph, node) {
@@ -208,7 +227,7 @@ fn scale_of(graph: &Graph, consumers: &[Option<NodeId>], product: &Node) -> Opti
     (value == product.outputs[0] && graph.ty(next.outputs[0]) == graph.ty(value)).then_some(consumer)
 }
 
-fn is_root(graph: &Graph, node: &Node) -> bool {
+pub(crate) fn is_root(graph: &Graph, node: &Node) -> bool {
     let is_f32 = node.outputs.iter().all(|&output| graph.ty(output).dtype == DType::F32);
     match &node.op {
         Op::Conv(_) => is_f32 && graph.constant(node.inputs[1]).is_some() && graph.ty(node.inputs[0]).rank() <= 4,

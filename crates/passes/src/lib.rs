@@ -15,6 +15,7 @@ pub mod fold_factors;
 pub mod fold_scales;
 pub mod fold_zero_products;
 pub mod fuse_attention;
+pub mod fuse_depthwise;
 pub mod fuse_epilogues;
 pub mod fuse_gathers;
 pub mod fuse_horizontal;

@@ -14,8 +14,8 @@ use crate::numerics::Numerics;
 use crate::step_costs::StepCosts;
 use crate::{
     absorb_pads, approximate_gelu, cancel_logs, fold_constants, fold_conv_1x1, fold_factors, fold_scales,
-    fold_zero_products, fuse_attention, fuse_epilogues, fuse_gathers, fuse_horizontal, fuse_pointwise, fuse_recurrent,
-    fuse_streams, hoist_scales, merge_equal, merge_transposes, quantise_weights, recognise_activations,
+    fold_zero_products, fuse_attention, fuse_depthwise, fuse_epilogues, fuse_gathers, fuse_horizontal, fuse_pointwise,
+    fuse_recurrent, fuse_streams, hoist_scales, merge_equal, merge_transposes, quantise_weights, recognise_activations,
     recognise_norms, remove_identities, replace_powers, resolve_dims, simplify_algebra, simplify_concats,
 };
 
@@ -122,6 +122,8 @@ pub const FUSED: &[Pass] = &[
     fuse_horizontal::PASS,
     // Before epilogues, which would part two products of the same rows.
     fuse_streams::PASS,
+    // Before epilogues, which would part the two convolutions.
+    fuse_depthwise::PASS,
     // Before pointwise fusion, which would take the activations away from their conv or matmul.
     fuse_epilogues::PASS,
     // After epilogues, which it takes along; a pass before it sees the same products with any weights.

@@ -1,7 +1,7 @@
 //! Convolutions: 1-D and 2-D in f32 with packed filters; the rest by reference.
 
-use precast_ir::Op;
 use precast_ir::op::{Conv, ConvInt, ConvTranspose};
+use precast_ir::{Graph, Node, Op};
 use precast_kernels::conv::{self, ConvShape, ConvTactic};
 use precast_kernels::conv_int::{self, ConvIntAxis, ConvIntShape};
 use precast_kernels::conv_transpose;
@@ -37,18 +37,29 @@ struct Plane {
 }
 
 impl Plane {
-    /// The sizes of a 1-D or 2-D convolution.
+    /// The sizes of a 1-D or 2-D convolution that is a step.
     fn of(step: &StepNode, stride: &[usize], pad_lo: &[Dim], dilation: &[usize]) -> Option<Plane> {
-        let plane = Plane {
-            input: plane(&step.shape(0)[2..], 1)?,
-            output: plane(&step.output_shape(0)[2..], 1)?,
-            filter: plane(&step.shape(1)[2..], 1)?,
+        let plane =
+            Plane::as_written([&step.shape(0), &step.shape(1), &step.output_shape(0)], stride, pad_lo, dilation)?;
+        let is_column = [plane.input, plane.output, plane.filter].iter().all(|[_, width]| *width == 1);
+        Some(if is_column && plane.pad[1] == 0 { plane.turned() } else { plane })
+    }
+
+    /// The sizes of a 1-D or 2-D convolution with these shapes of input, filter and output.
+    fn as_written(
+        [input, filter, output]: [&[usize]; 3],
+        stride: &[usize],
+        pad_lo: &[Dim],
+        dilation: &[usize],
+    ) -> Option<Plane> {
+        Some(Plane {
+            input: plane(&input[2..], 1)?,
+            output: plane(&output[2..], 1)?,
+            filter: plane(&filter[2..], 1)?,
             stride: plane(stride, 1)?,
             pad: plane(&numbers(pad_lo)?, 0)?,
             dilation: plane(dilation, 1)?,
-        };
-        let is_column = [plane.input, plane.output, plane.filter].iter().all(|[_, width]| *width == 1);
-        Some(if is_column && plane.pad[1] == 0 { plane.turned() } else { plane })
+        })
     }
 
     /// A column as a line: the same memory, and kernels are made for lines.
@@ -64,9 +75,8 @@ impl Plane {
         }
     }
 
-    /// The sizes as the f32 kernels take them.
-    fn shape(&self, step: &StepNode, out_channels: usize, groups: usize) -> ConvShape {
-        let x = step.shape(0);
+    /// The sizes as the f32 kernels take them, of an input of this shape.
+    fn shape(&self, x: &[usize], out_channels: usize, groups: usize) -> ConvShape {
         ConvShape {
             batch: x[0],
             in_channels: x[1],
@@ -94,7 +104,20 @@ fn conv_shape(step: &StepNode, op: &Conv) -> Option<ConvShape> {
     // Padding at the end shows in the size of the result; a negative one would crop, which the kernel does not do.
     numbers(&op.pad_hi)?;
     let plane = Plane::of(step, &op.stride, &op.pad_lo, &op.dilation)?;
-    Some(plane.shape(step, step.shape(1)[0], op.groups))
+    Some(plane.shape(&step.shape(0), step.shape(1)[0], op.groups))
+}
+
+/// The sizes of a convolution in f32 inside a fused body.
+pub fn inner_shape(body: &Graph, node: &Node, op: &Conv) -> Option<ConvShape> {
+    numbers(&op.pad_hi)?;
+    let values = [node.inputs[0], node.inputs[1], node.outputs[0]];
+    if values.iter().any(|&value| body.ty(value).dtype != DType::F32) {
+        return None;
+    }
+    let [x, filter, y] = values.map(|value| body.ty(value).shape());
+    let (x, filter, y) = (x?, filter?, y?);
+    let plane = Plane::as_written([&x, &filter, &y], &op.stride, &op.pad_lo, &op.dilation)?;
+    Some(plane.shape(&x, filter[0], op.groups))
 }
 
 /// The sizes and epilogue of a step that the f32 convolution covers: a step whose tactic is chosen.
@@ -271,5 +294,5 @@ fn conv_transpose_shape(step: &StepNode, op: &ConvTranspose) -> Option<ConvShape
         return None;
     }
     let plane = Plane::of(step, &op.stride, &op.pad_lo, &op.dilation)?;
-    Some(plane.shape(step, step.shape(1)[1] * op.groups, op.groups))
+    Some(plane.shape(&step.shape(0), step.shape(1)[1] * op.groups, op.groups))
 }

@@ -45,9 +45,14 @@ impl Epilogue {
     /// Reads the nodes after the first `root_len` of a fused body, the last of which makes what the epilogue ends.
     pub fn after(body: &Graph, root_len: usize) -> Option<Epilogue> {
         let (root, rest) = body.nodes().split_at_checked(root_len)?;
+        let (epilogue, value) = Epilogue::of_nodes(body, root.last()?.outputs[0], rest)?;
+        (body.outputs().len() == 1 && body.outputs()[0].value == value).then_some(epilogue)
+    }
+
+    /// Reads nodes of a fused body that follow `value`; also gives the result of the last.
+    pub fn of_nodes(body: &Graph, mut value: ValueId, nodes: &[Node]) -> Option<(Epilogue, ValueId)> {
         let mut epilogue = Epilogue::default();
-        let mut value = root.last()?.outputs[0];
-        for node in rest {
+        for node in nodes {
             let is_active = !matches!(epilogue.activation, Activation::None);
             if !node.inputs.contains(&value) || epilogue.residual_place == ResidualPlace::Last {
                 return None;
@@ -63,7 +68,7 @@ impl Epilogue {
             }
             value = node.outputs[0];
         }
-        (body.outputs().len() == 1 && body.outputs()[0].value == value).then_some(epilogue)
+        Some((epilogue, value))
     }
 
     fn multiply(&mut self, body: &Graph, node: &Node, value: ValueId) -> Option<()> {

@@ -1,4 +1,4 @@
-//! A fused body: a convolution or product (of floats, 8-bit weights or blocks of few bits) with its epilogue, an attention, an LSTM of bytes,
+//! A fused body: a convolution or product (of floats, 8-bit weights or blocks of few bits) with its epilogue, a pair of convolutions, an attention, an LSTM of bytes,
 //! lookups that are concatenated, or elementwise nodes.
 
 use precast_ir::{Graph, Op};
@@ -8,7 +8,7 @@ use precast_tensor::Tensor;
 
 use crate::ops::epilogue::Epilogue;
 use crate::ops::{
-    attention, conv, elementwise, gather_concat, matmul, matmul_blocks, matmul_dynamic, sequence_dynamic,
+    attention, conv, conv_pair, elementwise, gather_concat, matmul, matmul_blocks, matmul_dynamic, sequence_dynamic,
 };
 use crate::step::{Lowered, Machine, StepNode};
 
@@ -30,7 +30,7 @@ pub fn lower(step: &StepNode, body: &Graph, machine: Machine) -> Result<Option<L
         Op::Conv(_) | Op::Matmul(_) if !is_in_order => Ok(None),
         Op::Conv(op) => match Epilogue::of(body) {
             Some(epilogue) => conv::lower_conv(step, op, &epilogue, machine),
-            None => Ok(None),
+            None => conv_pair::lower(step, body, machine),
         },
         Op::Matmul(op) => match Epilogue::of(body) {
             Some(epilogue) => matmul::lower_matmul(step, op, &epilogue, machine),

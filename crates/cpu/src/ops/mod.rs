@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod cached_attention;
 pub mod conv;
+pub mod conv_pair;
 pub mod elementwise;
 pub mod epilogue;
 pub mod fused;
