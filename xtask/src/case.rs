@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use clap::ValueEnum;
 use precast::device_name::{DeviceName, resolve_device};
-use precast::{DType, Model, Runner, RunnerOptions, Tensor, Value};
+use precast::{CacheOptions, DType, Model, ProgramCache, Runner, RunnerOptions, Tensor, Value};
 use precast_cpu::lower::REFERENCE;
+use precast_driver::{Device, Library, Vendor};
 use precast_onnx::proto::{
     GraphProto, ModelProto, OptionalProto, SequenceProto, TensorProto, TypeValue, ValueInfoProto,
 };
@@ -73,14 +75,35 @@ struct Tolerance {
     atol: f64,
 }
 
-/// Runs a case; an error is why it does not pass.
-pub fn run(folder: &Path, target: TargetName) -> Result<CaseReport> {
+/// What cases share: making a GPU ready takes far longer than most of them, and all have some kernel in common.
+#[derive(Default)]
+pub struct CaseRunner {
+    /// Held so that the driver keeps what it has set up on the device.
+    cuda: Option<Device>,
+    cache: Option<Arc<ProgramCache>>,
+}
+
+impl CaseRunner {
+    /// Runs a case; an error is why it does not pass.
+    pub fn run(&mut self, folder: &Path, target: TargetName) -> Result<CaseReport> {
+        if target == TargetName::Cuda && self.cuda.is_none() {
+            self.cuda = Some(Library::open(Vendor::Cuda)?.device(0)?);
+        }
+        let cache = match &self.cache {
+            Some(cache) => cache,
+            None => self.cache.insert(Arc::new(ProgramCache::open(CacheOptions::memory())?)),
+        };
+        run(folder, target, cache.clone())
+    }
+}
+
+fn run(folder: &Path, target: TargetName, cache: Arc<ProgramCache>) -> Result<CaseReport> {
     let bytes = Bytes::from(fs::read(folder.join("model.onnx"))?);
     let proto = ModelProto::decode(bytes.clone())?;
     let graph = proto.graph.context("the model has no graph")?;
     let tolerance: Tolerance = serde_json::from_slice(&fs::read(folder.join("tolerance.json"))?)?;
     let options = RunnerOptions { device: target.device()?, ..RunnerOptions::default() };
-    let runner = Runner::new(Model::from_bytes(bytes)?, options)?;
+    let runner = Runner::with_tuning_of(Model::from_bytes(bytes)?, options, cache)?;
     let mut report = CaseReport { operators: operators_of(&graph), by_reference: false };
     for set in 0.. {
         let data_set = folder.join(format!("test_data_set_{set}"));

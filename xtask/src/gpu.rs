@@ -28,9 +28,8 @@ use crate::{fetch, inputs};
 const BATCHES: [usize; 3] = [1, 3, 8];
 /// Runs of a comparison: two step by step, the capture, and replays.
 const RUNS: u64 = 5;
-/// Largest relative errors.
+/// Largest relative error with values of 32 bits.
 const TOLERANCE_F32: f64 = 1e-4;
-const TOLERANCE_F16: f64 = 2e-2;
 /// Timed calls, of which the median counts, after some that do not.
 const CALLS: usize = 300;
 const WARM_CALLS: usize = 30;
@@ -262,8 +261,10 @@ fn try_model(
     };
     if !arguments.no_check {
         let expected: Vec<Tensor> = runner.run(&named)?.into_iter().map(|(_, tensor)| tensor).collect();
-        let tolerance =
-            if floats == FloatPrecision::F32 { entry.tolerance().max(TOLERANCE_F32) } else { TOLERANCE_F16 };
+        let tolerance = match floats {
+            FloatPrecision::F32 => entry.tolerance().max(TOLERANCE_F32),
+            FloatPrecision::F16 => entry.tolerance_f16(),
+        };
         let ranking = entry.ranked_by.map(|score_column| Ranking { score_column, tolerance });
         let error = compare(rig, &program, &*loaded, &tensors, &expected, ranking)?;
         row.error = Some(error);

@@ -34,6 +34,12 @@ impl ModelEntry {
     pub fn tolerance(&self) -> f64 {
         if self.is_quantised { TOLERANCE_QUANTISED } else { TOLERANCE_F32 }
     }
+
+    /// Largest relative error of an output with values of 16 bits against one with values of 32.
+    pub fn tolerance_f16(&self) -> f64 {
+        let own = F16_SENSITIVE.iter().find(|(name, _)| *name == self.name);
+        own.map_or(TOLERANCE_F16, |(_, tolerance)| *tolerance)
+    }
 }
 
 /// Where a model's file comes from.
@@ -101,6 +107,14 @@ pub struct InputEntry {
 const TOLERANCE_F32: f64 = 1e-4;
 /// Quantised activations: a value at the edge of two codes may fall either way.
 const TOLERANCE_QUANTISED: f64 = 2e-2;
+
+/// End to end with values of 16 bits.
+const TOLERANCE_F16: f64 = 2e-2;
+
+/// Models whose random weights let a rounding grow from layer to layer, with what 16 bits cost onnxruntime: its f32 kernels with
+/// weights and the result of every node rounded to 16 bits differ from the same without by up to this, of 12 inputs at batches
+/// 1, 3 and 8. Rounding the weights of `efficientnet_b0` alone costs up to 2.1e-2.
+const F16_SENSITIVE: &[(&str, f64)] = &[("efficientnet_b0", 3e-2)];
 
 /// Models whose activations are quantised. `minilm_l6_int8` is not among them: only its weights are.
 const QUANTISED: &[&str] = &["ddddocr_rec", "minimind2_small_q8", "whisper_tiny_q8_encoder", "whisper_tiny_q8_decoder"];

@@ -16,7 +16,7 @@ use precast_gpu::{KernelCompiler, RuntimeCompiler};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::case::{self, TargetName};
+use crate::case::{CaseRunner, TargetName};
 use crate::fuzz::{self, FuzzTarget, Fuzzer};
 use crate::measure::Measuring;
 use crate::models::BatchChecker;
@@ -27,7 +27,7 @@ use crate::ranked::Ranking;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "task", rename_all = "kebab-case")]
 pub enum Request {
-    /// Run a conformance case; the answer is a [`case::CaseReport`].
+    /// Run a conformance case; the answer is a [`crate::case::CaseReport`].
     Case { folder: PathBuf, target: TargetName },
     /// Run a model on the inputs of a folder and compare with the outputs there; a [`crate::models::BatchReport`].
     Batch { model: PathBuf, folder: PathBuf, ranking: Option<Ranking> },
@@ -145,12 +145,13 @@ struct State {
     measuring: Option<Measuring>,
     hiprtc: Option<RuntimeCompiler>,
     fuzzer: Option<Fuzzer>,
+    cases: CaseRunner,
 }
 
 impl State {
     fn answer(&mut self, request: Request) -> Result<serde_json::Value> {
         Ok(match request {
-            Request::Case { folder, target } => serde_json::to_value(case::run(&folder, target)?)?,
+            Request::Case { folder, target } => serde_json::to_value(self.cases.run(&folder, target)?)?,
             Request::Batch { model, folder, ranking } => {
                 let checker = match self.checker.take().filter(|checker| checker.model == model) {
                     Some(checker) => checker,

@@ -5,8 +5,8 @@ use crate::error::DriverError;
 use std::fmt;
 use std::ops::Range;
 
-/// Every context may use the memory, not only the one that was current. Both vendors number it so.
-const PINNED_PORTABLE: u32 = 1;
+/// Every context may use the memory, not only the one that was current, and kernels may too. Both vendors number it so.
+const PINNED_FLAGS: u32 = 1 | 2;
 
 /// Memory of a device. Freed on drop, which must not happen inside a capture on the same thread.
 pub struct DeviceBuffer {
@@ -101,7 +101,7 @@ impl PinnedMemory {
         let entry = &device.enter()?.pinned_allocate;
         let mut start = std::ptr::null_mut();
         // SAFETY: the call writes one pointer to a place that is ours.
-        let code = unsafe { (entry.call)(&mut start, len, PINNED_PORTABLE) };
+        let code = unsafe { (entry.call)(&mut start, len, PINNED_FLAGS) };
         device.check(entry.name, code)?;
         if start.is_null() {
             return Err(DriverError::NullHandle { call: entry.name });
@@ -133,6 +133,11 @@ impl PinnedBuffer {
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.memory.len == 0
+    }
+
+    /// Where kernels find it: drivers with one space of addresses map it where the host has it.
+    pub fn device_address(&self) -> u64 {
+        self.memory.address as u64
     }
 
     /// Its bytes.

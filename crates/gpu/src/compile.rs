@@ -1,9 +1,9 @@
 //! Kernel texts to machine code: equal texts are compiled once, others side by side, and what was compiled once is found
 //! again by what it was made from.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use precast_driver::{Compiler, DriverError};
 use precast_tensor::Digest;
@@ -91,6 +91,41 @@ impl KernelStore for MemoryKernels {
     }
 }
 
+/// Texts that are being compiled now. Buckets that are compiled side by side share most of their kernels: who needs one that
+/// another thread is at waits for it instead of compiling it again.
+#[derive(Default)]
+pub struct KernelsInWork {
+    keys: Mutex<BTreeSet<Digest>>,
+    ended: Condvar,
+}
+
+/// The right to compile one text.
+struct KernelTurn<'work> {
+    work: &'work KernelsInWork,
+    key: Digest,
+}
+
+impl KernelsInWork {
+    /// Waits until nobody is at this text.
+    fn begin(&self, key: Digest) -> KernelTurn<'_> {
+        let is_taken = |keys: &mut BTreeSet<Digest>| keys.contains(&key);
+        let mut keys = self.ended.wait_while(self.lock(), is_taken).unwrap_or_else(PoisonError::into_inner);
+        keys.insert(key);
+        KernelTurn { work: self, key }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<Digest>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for KernelTurn<'_> {
+    fn drop(&mut self) {
+        self.work.lock().remove(&self.key);
+        self.work.ended.notify_all();
+    }
+}
+
 /// A text as the compiler gets it. `is_indirect` says which arguments are the address of a pointer.
 pub fn whole_text(text: &str, arch: &Arch, is_indirect: &[bool]) -> String {
     let word = |bits: &[bool]| bits.iter().rev().fold(0u64, |word, &bit| word << 1 | u64::from(bit));
@@ -105,6 +140,7 @@ pub fn compile_all(
     arch: &Arch,
     compiler: &dyn KernelCompiler,
     kernels: &dyn KernelStore,
+    in_work: &KernelsInWork,
 ) -> Result<Vec<Vec<u8>>, String> {
     let version = compiler.version();
     let key = |text: &String| {
@@ -122,6 +158,7 @@ pub fn compile_all(
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(text) = texts.get(at) else { break };
             let key = key(text);
+            let _turn = in_work.begin(key);
             let result = match kernels.find(&key) {
                 Some(code) => Ok(code),
                 None => compiler.compile(text, &arch.name).inspect(|code| kernels.keep(&key, code)),

@@ -90,11 +90,12 @@ impl GpuDevice {
         })
     }
 
-    fn load_move_rows(&self, program: &Program, store: &dyn ArtifactStore) -> Result<MoveRows, LoadError> {
+    fn load_row_kernels(&self, program: &Program, store: &dyn ArtifactStore) -> Result<RowKernels, LoadError> {
         let missing = || LoadError::Malformed("it has no machine code to move rows with".to_string());
         let module = self.module(rows::code_of(program).ok_or_else(missing)?, store)?;
-        let function = module.function(rows::ENTRY).map_err(refused)?;
-        Ok(MoveRows { _module: module, function })
+        let move_rows = module.function(rows::ENTRY).map_err(refused)?;
+        let copy_units = module.function(rows::COPY_ENTRY).map_err(refused)?;
+        Ok(RowKernels { _module: module, move_rows, copy_units })
     }
 
     fn check_target(&self, program: &Program) -> Result<(), LoadError> {
@@ -179,9 +180,9 @@ impl Device for GpuDevice {
         }
         let id = self.loaded.fetch_add(1, Ordering::Relaxed);
         let segments = segments(&steps);
-        let move_rows = self.load_move_rows(program, store)?;
+        let row_kernels = self.load_row_kernels(program, store)?;
         let program = program.clone();
-        Ok(Arc::new_cyclic(|me| Loaded { id, me: me.clone(), program, constants, steps, segments, move_rows }))
+        Ok(Arc::new_cyclic(|me| Loaded { id, me: me.clone(), program, constants, steps, segments, row_kernels }))
     }
 
     fn context(&self, workspace_bytes: u64) -> Box<dyn DeviceContext> {
@@ -208,14 +209,15 @@ pub(crate) struct Loaded {
     pub(crate) constants: Vec<Option<Arc<DeviceBuffer>>>,
     pub(crate) steps: Vec<LoadedStep>,
     pub(crate) segments: Vec<Segment>,
-    pub(crate) move_rows: MoveRows,
+    pub(crate) row_kernels: RowKernels,
 }
 
-/// The kernel that moves rows between the caller's buffers and the Program's.
-pub(crate) struct MoveRows {
-    /// On the device as long as the function may be launched.
+/// The kernels that move rows between the caller's buffers and the Program's, and few bytes from and to pinned memory.
+pub(crate) struct RowKernels {
+    /// On the device as long as the functions may be launched.
     _module: Arc<Module>,
-    pub(crate) function: Function,
+    pub(crate) move_rows: Function,
+    pub(crate) copy_units: Function,
 }
 
 /// Steps that are launched, and recorded, together; or one of the host.

@@ -1,11 +1,13 @@
 //! Moving rows on the device between a caller's buffers and a Program's: padded on the way in, without the padding on the way
 //! out, and for buffers that kernels cannot take as they are. One launch moves all buffers of a side. What it moves stands in
-//! the table beside the addresses, so that one capture serves any buffers and any number of rows.
+//! the table beside the addresses, so that one capture serves any buffers and any number of rows. A second kernel copies a few
+//! bytes between pinned and device memory.
 
 use precast_program::{BoxCopy, ConstantRef, Program};
 
-/// Name of the kernel.
+/// Names of the kernels.
 pub(crate) const ENTRY: &str = "move_rows";
+pub(crate) const COPY_ENTRY: &str = "copy_units";
 /// Threads of a block.
 pub(crate) const THREADS: u32 = 256;
 /// Axes of a move beside its items.
@@ -14,11 +16,15 @@ const AXES_MAX: usize = 4;
 /// outermost first, items to copy, items to write, and both strides.
 pub(crate) const MOVE_WORDS: usize = 5 + 4 * AXES_MAX;
 /// Most blocks for one buffer: more would only wait for each other.
-const BLOCKS_MAX: u64 = 256;
+const BLOCKS_MAX: u64 = 1024;
 /// Bytes that a thread moves at once where everything is aligned.
 const UNIT_BYTES_MAX: u64 = 16;
 
-/// The kernel, after the prelude. Rows beyond the source's are copies of its last.
+/// The most bytes that a kernel copies from or to pinned memory. A copy engine is as fast with more bytes, but handing over to
+/// it and back costs several µs of a capture that else consists of kernels.
+pub(crate) const KERNEL_COPY_BYTES_MAX: usize = 128 << 10;
+
+/// The kernels, after the prelude. Rows beyond the source's are copies of its last.
 pub(crate) fn text() -> String {
     format!(
         r#"template <class T> DEVICE void move_unit(u64 from, u64 to) {{ *(T *)to = *(const T *)from; }}
@@ -47,11 +53,17 @@ KERNEL_FLAT({ENTRY}, {THREADS}, const u64 *moves) {{
         else move_unit<u8>(from, to);
     }}
 }}
+KERNEL_FLAT({COPY_ENTRY}, {THREADS}, const Vec<u32, 4> *from, Vec<u32, 4> *to, u64 count) {{
+    start_next();
+    wait_for_last();
+    u64 at = (u64)blockIdx.x * {THREADS} + threadIdx.x;
+    if (at < count) to[at] = from[at];
+}}
 "#
     )
 }
 
-/// The machine code of the kernel: the last constant of every Program.
+/// The machine code of the kernels: the last constant of every Program.
 pub(crate) fn code_of(program: &Program) -> Option<&ConstantRef> {
     program.constants.last()
 }
@@ -60,6 +72,12 @@ pub(crate) fn code_of(program: &Program) -> Option<&ConstantRef> {
 pub(crate) fn grid(bytes_max: u64, buffers: usize) -> [u32; 3] {
     let blocks = bytes_max.div_ceil(UNIT_BYTES_MAX * u64::from(THREADS)).clamp(1, BLOCKS_MAX);
     [blocks as u32, buffers as u32, 1]
+}
+
+/// Blocks and words of a launch that copies this many bytes, rounded up to whole units.
+pub(crate) fn copy_launch(from: u64, to: u64, bytes: usize) -> ([u32; 3], [u64; 3]) {
+    let units = (bytes as u64).div_ceil(UNIT_BYTES_MAX);
+    ([units.div_ceil(u64::from(THREADS)) as u32, 1, 1], [from, to, units])
 }
 
 /// The words of a move of nothing.

@@ -16,7 +16,7 @@ use precast_program::{
 };
 use precast_tensor::{DType, Tensor, Type};
 
-use crate::compile::{KernelCompiler, KernelStore, compile_all, whole_text};
+use crate::compile::{KernelCompiler, KernelStore, KernelsInWork, compile_all, whole_text};
 use crate::kernel::{Arch, Launch, Lowered, Vendor};
 use crate::layout::choose_layouts;
 use crate::lower::lower;
@@ -68,6 +68,7 @@ pub struct GpuTarget {
     is_strict: bool,
     /// Measured tactics, which decide where they have an answer.
     tuning: TuningTable,
+    in_work: KernelsInWork,
 }
 
 /// What a step will be, beside what the Program says of it.
@@ -88,7 +89,8 @@ impl GpuTarget {
         let kind = kind_of(arch.vendor).to_string();
         let features = format!("{}-{}mp-{}", arch.name, arch.multiprocessors, compiler.version());
         let description = TargetDescription { kind, features, threads: 1, numerics: options.numerics.clone() };
-        GpuTarget { arch, description, options, compiler, kernels, is_strict: false, tuning: TuningTable::default() }
+        let (tuning, in_work) = (TuningTable::default(), KernelsInWork::default());
+        GpuTarget { arch, description, options, compiler, kernels, is_strict: false, tuning, in_work }
     }
 
     /// The same target, which refuses nodes that the GPU has no kernel for.
@@ -242,7 +244,8 @@ impl GpuTarget {
         // Last, where `rows::code_of` looks for it.
         texts.push(whole_text(&rows::text(), &self.arch, &[]));
         let failed = |reason: String| CompileError::Pass(PassError { pass: "compile_kernels", reason });
-        let compiled = compile_all(&texts, &self.arch, &*self.compiler, &*self.kernels).map_err(failed)?;
+        let compiled =
+            compile_all(&texts, &self.arch, &*self.compiler, &*self.kernels, &self.in_work).map_err(failed)?;
         let mut constants = Vec::new();
         for code in compiled {
             let bytes = code.len();

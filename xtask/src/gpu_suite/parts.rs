@@ -102,10 +102,11 @@ fn tests_bar(part: Part, suite: &str, vendor: &str, library: Option<&Path>) -> B
 /// The ONNX backend cases.
 pub fn conformance() -> Result<Vec<Bar>> {
     let found = own_json(&["conformance", "--target", "cuda", "--json"])?;
-    let passed = found["targets"]["cuda"]["passed"].as_u64().context("no count of cases")?;
+    let count = |what: &str| found["targets"]["cuda"][what].as_u64().context("no count of cases");
+    let (passed, total, on_host) = (count("passed")?, count("total")?, count("by_reference")?);
     let surprises: Vec<&str> = found["surprises"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let listed = surprises.iter().take(SURPRISES_LISTED).copied().collect::<Vec<_>>().join("; ");
-    let note = format!("{passed} passed {listed}");
+    let note = format!("{passed} of {total} passed, {on_host} with a step on the host {listed}");
     Ok(vec![Bar::none(Part::Conformance, "ONNX cases that fail on the device alone", surprises.len(), note.trim_end())])
 }
 

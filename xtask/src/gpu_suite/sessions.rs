@@ -2,6 +2,7 @@
 //! request costs beside a full one.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,9 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use precast::device_name::resolve_device;
 use precast::{
-    BucketPolicy, ContextWait, Model, ModelSession, Named, OpenOptions, Runner, RunnerOptions, SessionOptions, Startup,
-    relative_error,
+    BucketPolicy, ContextWait, DeviceArgument, DevicePlace, Model, ModelSession, Named, OpenOptions, Runner,
+    RunnerOptions, Session, SessionOptions, Startup, Tensor, relative_error,
 };
+use precast_program::{Device, DeviceMemory};
 
 use super::{Bar, Only, Part};
 use crate::manifest::{self, ModelEntry};
@@ -31,9 +33,11 @@ const ERROR_MAX: f64 = 1e-4;
 const PADDED_ROWS: usize = 3;
 const BUCKET_ROWS: usize = 4;
 const PADDING_US_MAX: f64 = 5.0;
-/// Timed calls of each size, in turns, after some that do not count.
-const CALLS: usize = 300;
-const WARM_CALLS: usize = 30;
+/// Turns of both sizes, timed calls of a turn, and calls before them: after another size a Program's table of addresses is
+/// written anew, which is not what padding costs.
+const TURNS: usize = 12;
+const CALLS: usize = 30;
+const WARM_CALLS: usize = 10;
 
 /// Runs both.
 pub fn bars(only: Only) -> Result<Vec<Bar>> {
@@ -49,11 +53,18 @@ pub fn bars(only: Only) -> Result<Vec<Bar>> {
             }
             Err(error) => Bar::failed(Part::Sessions, bar_name, &error),
         });
-        let bar_name = format!("{PADDED_ROWS} rows of {name} on a Bucket of {BUCKET_ROWS}, beyond {BUCKET_ROWS} rows");
-        bars.push(match find(name).and_then(padding_us) {
-            Ok(us) => Bar::most(Part::Sessions, bar_name, us, PADDING_US_MAX, "µs"),
-            Err(error) => Bar::failed(Part::Sessions, bar_name, &error),
-        });
+        for (place, padding_us) in PADDING {
+            let bar_name = format!(
+                "{PADDED_ROWS} rows of {name} on a Bucket of {BUCKET_ROWS}, beyond {BUCKET_ROWS} rows, on the {place}"
+            );
+            bars.push(match find(name).and_then(padding_us) {
+                Ok([padded, full]) => {
+                    let bar = Bar::most(Part::Sessions, bar_name, padded - full, PADDING_US_MAX, "µs");
+                    Bar { note: format!("{padded:.1} and {full:.1} µs"), ..bar }
+                }
+                Err(error) => Bar::failed(Part::Sessions, bar_name, &error),
+            });
+        }
     }
     Ok(bars)
 }
@@ -107,19 +118,81 @@ fn error_of(found: &Named, expected: &Named) -> f64 {
     errors.fold(0.0, |worst, error| if error.is_nan() { f64::NAN } else { worst.max(error) })
 }
 
-/// How much longer a padded request takes than one that fills the Bucket.
-fn padding_us(entry: &ModelEntry) -> Result<f64> {
+/// What a padded request and one that fills the Bucket take, in µs.
+type PaddingUs = fn(&ModelEntry) -> Result<[f64; 2]>;
+
+/// Where the buffers of requests may lie.
+const PADDING: [(&str, PaddingUs); 2] = [("host", padding_on_host_us), ("device", padding_on_device_us)];
+
+fn padding_on_host_us(entry: &ModelEntry) -> Result<[f64; 2]> {
     let session = open(entry, BUCKET_ROWS)?;
-    let (padded, full) = (inputs::make(entry, PADDED_ROWS)?, inputs::make(entry, BUCKET_ROWS)?);
-    let (mut padded_us, mut full_us) = (Vec::new(), Vec::new());
-    for call in 0..CALLS + WARM_CALLS {
-        for (inputs, times) in [(&padded, &mut padded_us), (&full, &mut full_us)] {
-            let begun = Instant::now();
-            session.run(inputs)?;
-            if call >= WARM_CALLS {
-                times.push(begun.elapsed().as_secs_f64() * 1e6);
+    let requests = [inputs::make(entry, PADDED_ROWS)?, inputs::make(entry, BUCKET_ROWS)?];
+    medians_us(|size| {
+        session.run(&requests[size])?;
+        Ok(())
+    })
+}
+
+fn padding_on_device_us(entry: &ModelEntry) -> Result<[f64; 2]> {
+    let model = open(entry, BUCKET_ROWS)?;
+    let forms = model.forms();
+    let form = forms.first().context("the model has a form of its own for every request")?;
+    let mut requests = Vec::new();
+    for rows in [PADDED_ROWS, BUCKET_ROWS] {
+        let named = inputs::make(entry, rows)?;
+        let (outputs, _) = model.run(&named)?;
+        requests.push(DeviceRequest::new(&*form.session().devices()[0], form.in_order(&named)?, &outputs)?);
+    }
+    medians_us(|size| requests[size].run(form.session()))
+}
+
+/// Medians of calls of both sizes, which take turns.
+fn medians_us(mut call: impl FnMut(usize) -> Result<()>) -> Result<[f64; 2]> {
+    let mut times = [Vec::new(), Vec::new()];
+    for _ in 0..TURNS {
+        for (size, times) in times.iter_mut().enumerate() {
+            for at in 0..WARM_CALLS + CALLS {
+                let begun = Instant::now();
+                call(size)?;
+                if at >= WARM_CALLS {
+                    times.push(begun.elapsed().as_secs_f64() * 1e6);
+                }
             }
         }
     }
-    Ok(median(padded_us) - median(full_us))
+    Ok(times.map(median))
+}
+
+/// Inputs and room for outputs on a device.
+struct DeviceRequest {
+    inputs: Vec<(Tensor, Arc<dyn DeviceMemory>)>,
+    outputs: Vec<Arc<dyn DeviceMemory>>,
+}
+
+impl DeviceRequest {
+    fn new(device: &dyn Device, inputs: Vec<Tensor>, outputs: &Named) -> Result<DeviceRequest> {
+        let place = |tensor: Tensor| -> Result<(Tensor, Arc<dyn DeviceMemory>)> {
+            let memory = device.allocate(tensor.as_bytes().len())?;
+            memory.write(0, tensor.as_bytes())?;
+            Ok((tensor, memory))
+        };
+        let inputs = inputs.into_iter().map(place).collect::<Result<_>>()?;
+        let outputs = outputs.iter().map(|(_, tensor)| device.allocate(tensor.as_bytes().len()));
+        Ok(DeviceRequest { inputs, outputs: outputs.collect::<Result<_, _>>()? })
+    }
+
+    /// Submits it and waits.
+    fn run(&self, session: &Session) -> Result<()> {
+        let arguments = self.inputs.iter().map(|(tensor, memory)| DeviceArgument {
+            dtype: tensor.dtype(),
+            shape: tensor.shape(),
+            memory: &**memory,
+            start: 0,
+        });
+        let inputs: Vec<DeviceArgument<'_>> = arguments.collect();
+        let outputs: Vec<DevicePlace<'_>> =
+            self.outputs.iter().map(|memory| DevicePlace { memory: &**memory, start: 0 }).collect();
+        let (_, end) = session.submit_on_device(&inputs, &outputs, None)?;
+        Ok(end.wait()?)
+    }
 }

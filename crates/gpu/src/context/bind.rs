@@ -2,9 +2,10 @@
 //! host, those whose rows differ from the Program's, and those that kernels cannot take as they lie.
 
 use precast_driver::DeviceBuffer;
-use precast_program::{BoxCopy, IoPath, Port, Program, RunError};
+use precast_program::{BoxCopy, DeviceSlice, IoPath, Port, Program, RunError};
 
 use crate::capture::Fallbacks;
+use crate::memory::GpuMemory;
 use crate::rows::{self, MOVE_WORDS, NOTHING};
 
 use super::parts::{Mode, Parts, State};
@@ -35,6 +36,10 @@ pub(super) struct Callers {
     rebinds: Fallbacks,
     /// The last run was bound to whole buffers that kernels take as they lie, and the table says so.
     is_direct: bool,
+    /// How the rows of each buffer lay in the last run that named them, and the mode that its buffers were bound in, where
+    /// the table says so and nothing has to be counted or moved out of the way.
+    rows: Vec<Option<BoxCopy>>,
+    bound: Option<Mode>,
 }
 
 #[derive(Clone, Copy)]
@@ -70,7 +75,21 @@ impl Callers {
             inputs: program.inputs.len(),
             rebinds: Fallbacks::default(),
             is_direct: false,
+            rows: vec![None; count],
+            bound: None,
         }
+    }
+
+    /// Whether a buffer is the one that was bound at this position.
+    fn is_bound(&self, position: usize, slice: &DeviceSlice<'_>, ordinal: usize) -> bool {
+        let Some(buffer) = GpuMemory::of(slice.memory).map(GpuMemory::buffer) else { return false };
+        let caller = &self.list[position];
+        buffer.device().info().ordinal == ordinal
+            && caller.address == buffer.address() + slice.start as u64
+            && caller.bytes == slice.bytes as u64
+            && slice.start.checked_add(slice.bytes).is_some_and(|end| end <= buffer.len())
+            && (caller.place == CallerPlace::Unused) == slice.is_unused
+            && self.rows[position].as_ref() == slice.rows
     }
 
     /// Finds out which outputs share bytes with another buffer, unless nothing has moved.
@@ -129,6 +148,23 @@ impl Parts {
         callers.list.clear();
         callers.moves.clear();
         callers.is_direct = false;
+        callers.bound = None;
+    }
+
+    /// The mode of the last run, if these buffers on the device are bound already: then nothing is left to do for them.
+    pub(super) fn bind_again(
+        &mut self,
+        at: usize,
+        inputs: &[DeviceSlice<'_>],
+        outputs: &[DeviceSlice<'_>],
+    ) -> Option<Mode> {
+        let ordinal = self.stream.device().info().ordinal;
+        let callers = &mut self.states[at].callers;
+        let mode = callers.bound?;
+        let is_whole = inputs.len() == callers.inputs && inputs.len() + outputs.len() == callers.list.len();
+        let mut slices = inputs.iter().chain(outputs).enumerate();
+        let is_bound = is_whole && slices.all(|(position, slice)| callers.is_bound(position, slice, ordinal));
+        (is_bound && !callers.rebinds.begin_run()).then_some(mode)
     }
 
     /// Binds whole buffers on the device, inputs first. A run on those of the last one compares them and does nothing more.
@@ -215,7 +251,11 @@ impl Parts {
                 CallerPlace::Rows(callers.moves.len() - 1)
             }
         };
-        self.states[at].callers.list.push(Caller { address, bytes: bytes as u64, place });
+        let callers = &mut self.states[at].callers;
+        callers.list.push(Caller { address, bytes: bytes as u64, place });
+        if callers.rows[position].as_ref() != rows {
+            callers.rows[position] = rows.cloned();
+        }
         Ok(())
     }
 
@@ -246,7 +286,12 @@ impl Parts {
         }
         self.states[at].table.write(&self.stream).map_err(super::refused)?;
         let copied_out = if outputs == IoPath::Host { self.copied_out(at) } else { [0, 0] };
-        Ok(Mode { inputs, outputs, copied_out })
+        let mode = Mode { inputs, outputs, copied_out };
+        let callers = &mut self.states[at].callers;
+        let is_on_device = inputs != IoPath::Host && outputs != IoPath::Host;
+        let is_fit = (0..count).all(|position| !callers.is_unfit(position));
+        callers.bound = (is_on_device && is_fit && !is_resting).then_some(mode);
+        Ok(mode)
     }
 
     /// Begin and end of the outputs that lie on the host, in the staging memory.

@@ -27,8 +27,8 @@ use super::{Captures, refused, report, steps};
 
 /// Programs with their tables and captures that a context keeps.
 const STATES_MAX: usize = 16;
-/// Alignment of the caller's buffers in the staging memory.
-const SLOT_ALIGN: usize = 256;
+/// Alignment of the caller's buffers in the staging memory: a line of the host's cache, more than kernels need.
+const SLOT_ALIGN: usize = 64;
 /// What a node of a capture takes at least: drivers take memory in larger pieces, so a small capture may seem to take none.
 const NODE_BYTES_MIN: u64 = 1024;
 /// Not a number in any float type, and no index.
@@ -457,7 +457,7 @@ impl Parts {
         }
         if position + 1 == loaded.segments.len() {
             match mode.outputs {
-                IoPath::Host => self.copy_out(mode.copied_out)?,
+                IoPath::Host => self.copy_out(at, mode.copied_out)?,
                 IoPath::Rows => self.move_rows(at, false)?,
                 IoPath::Direct => {}
             }
@@ -467,13 +467,32 @@ impl Parts {
 
     fn copy_in(&self, at: usize) -> Result<(), DriverError> {
         let bytes = self.states[at].io.inputs_end;
+        if bytes <= rows::KERNEL_COPY_BYTES_MAX {
+            return self.copy_units(at, self.pinned.device_address(), self.staging.address(), bytes);
+        }
         // SAFETY: both buffers live as long as the stream and its captures, and `fill_pinned` waits before it writes.
         unsafe { self.stream.copy_to_device(&self.staging, 0, &self.pinned, 0..bytes) }
     }
 
-    fn copy_out(&self, [start, end]: [usize; 2]) -> Result<(), DriverError> {
+    fn copy_out(&self, at: usize, [start, end]: [usize; 2]) -> Result<(), DriverError> {
+        if end - start <= rows::KERNEL_COPY_BYTES_MAX {
+            let (from, to) = (self.staging.address() + start as u64, self.pinned.device_address() + start as u64);
+            return self.copy_units(at, from, to, end - start);
+        }
         // SAFETY: both buffers live as long as the stream and its captures, and runs wait before they read the pinned one.
         unsafe { self.stream.copy_from_device(&self.pinned, start..end, &self.staging, start) }
+    }
+
+    /// Copies bytes between the pinned and the staging memory, whose slots are whole units.
+    fn copy_units(&self, at: usize, from: u64, to: u64, bytes: usize) -> Result<(), DriverError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (grid, words) = rows::copy_launch(from, to, bytes);
+        let function = &self.states[at].loaded.row_kernels.copy_units;
+        // SAFETY: both ranges begin at slots of buffers of the same plan, whose slots are whole units, and live as long as the
+        // stream and its captures. The host touches the pinned memory only between runs. The kernel waits before it reads.
+        unsafe { self.stream.launch_overlapping(function, grid, [rows::THREADS, 1, 1], 0, &words) }
     }
 
     /// Moves the rows of a side, as the table says.
@@ -483,7 +502,7 @@ impl Parts {
         let (first, count) = if is_input { (0, inputs) } else { (inputs, ports - inputs) };
         let moves = state.table.address(ports + first * rows::MOVE_WORDS);
         let grid = rows::grid(state.io.largest[usize::from(!is_input)], count);
-        let function = &state.loaded.move_rows.function;
+        let function = &state.loaded.row_kernels.move_rows;
         // SAFETY: the table lives as long as the state; `bind` has written moves whose ranges lie inside the staging memory
         // and the caller's buffers, which the caller keeps until the run has ended. The kernel waits before it reads.
         unsafe { self.stream.launch_overlapping(function, grid, [rows::THREADS, 1, 1], 0, &[moves]) }
@@ -576,7 +595,7 @@ impl Parts {
             }
             marks.push(mark().map_err(refused)?);
         }
-        self.copy_out(self.states[at].io.outputs()).map_err(refused)?;
+        self.copy_out(at, self.states[at].io.outputs()).map_err(refused)?;
         self.stream.synchronize().map_err(refused)?;
         let mut times = Vec::new();
         for pair in marks.windows(2) {

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use precast_driver::{Compiler, Device, DeviceBuffer, DriverError, Function, Library, Module, Stream, Vendor};
-use precast_gpu::compile::{compile_all, whole_text};
+use precast_gpu::compile::{KernelsInWork, compile_all, whole_text};
 use precast_gpu::kernel::{Arch, HOST};
 use precast_gpu::{KernelCompiler, MemoryKernels, arch_of};
 use precast_tensor::Tensor;
@@ -86,7 +86,7 @@ impl Rig {
                 texts.len() - 1
             });
         }
-        let codes = compile_all(&texts, &self.arch, &self.compiler, &self.kernels)?;
+        let codes = compile_all(&texts, &self.arch, &self.compiler, &self.kernels, &KernelsInWork::default())?;
         let load = |code: &Vec<u8>| self.device.load_module(code).map_err(|error| error.to_string());
         let modules: Vec<Module> = codes.iter().map(load).collect::<Result<_, _>>()?;
         let function = |plan: &Plan, step: usize| {
