@@ -20,6 +20,10 @@ use crate::device::Loaded;
 use crate::memory::{GpuMemory, GpuStream};
 use parts::{Graphs, IoPlan, Parts};
 
+/// Staging memory is a multiple of this: drivers give whole pages, and what is recorded is void when it grows, so the first
+/// Bucket of a small model takes enough for the others.
+const IO_GRAIN: usize = 4096;
+
 /// How a device captures.
 #[derive(Clone, Debug)]
 pub struct CaptureOptions {
@@ -121,7 +125,8 @@ impl GpuContext {
         if let Some(mut parts) = self.parts.take() {
             parts.synchronize()?;
         }
-        let (workspace_bytes, io_bytes) = (workspace_bytes.max(old_workspace), io_bytes.max(old_io));
+        let io_bytes = io_bytes.max(old_io).next_multiple_of(IO_GRAIN);
+        let workspace_bytes = workspace_bytes.max(old_workspace);
         self.parts = Some(Parts::new(&self.device, workspace_bytes as usize, io_bytes)?);
         self.workspace_bytes = workspace_bytes;
         Ok(())
