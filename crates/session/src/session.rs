@@ -21,7 +21,7 @@ use crate::ladders::Ladders;
 use crate::options::{OnMiss, SessionOptions, Startup};
 use crate::programs::{Flight, Programs};
 use crate::report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
-use crate::request::{Argument, InputForm, Unifier, check_sizes, is_aligned, is_aligned_for, tensors_of};
+use crate::request::{Argument, InputForm, Unifier, is_aligned, is_aligned_for, tensors_of};
 use crate::slots::Slots;
 use crate::startup::ReadyCell;
 use crate::submit::{Answer, Pending, Workers};
@@ -401,7 +401,7 @@ impl Inner {
 
     /// Finds or makes what a request runs on.
     fn prepare(&self, arguments: &[Argument<'_>]) -> Result<Prepared, SessionError> {
-        check_sizes(arguments)?;
+        self.unifier.check_sizes(arguments)?;
         self.prepare_for(arguments, Residence::Host)
     }
 

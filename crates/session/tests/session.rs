@@ -215,7 +215,7 @@ fn many_threads_run_one_session_at_once() {
     });
 }
 
-/// H28: runs of changing sizes, straight into buffers and not, while others open the same model.
+/// H28: runs of changing sizes, straight into buffers, into new tensors and submitted, while others open the same model.
 #[test]
 fn sixteen_threads_alternate_batches_while_eight_build() {
     let session = open(ROWS, BucketPolicy::PowersOfTwo { max: 4 }, OnMiss::Wait, true, memory());
@@ -228,6 +228,8 @@ fn sixteen_threads_alternate_batches_while_eight_build() {
                     let (outputs, _) = session.run(std::slice::from_ref(&x)).unwrap();
                     assert_near(&outputs[0], &expected(ROWS, &x));
                     assert_eq!(run_into(session, &x).0, outputs[0].as_bytes());
+                    let (submitted, _) = session.submit(vec![x]).unwrap().wait().unwrap();
+                    assert_eq!(submitted, outputs);
                 }
             });
         }
