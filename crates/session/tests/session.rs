@@ -516,7 +516,7 @@ fn a_request_of_another_form_is_refused_after_any_number_of_right_ones() {
     let other_type = error(Argument { dtype: DType::I32, ..Argument::from(&x) });
     assert_eq!(other_type, "input 'x' is i32[2,2]; the model expects f32[n,2]");
     let short = error(Argument { bytes: &x.as_bytes()[..12], ..Argument::from(&x) });
-    assert_eq!(short, "input 0 has 12 bytes; its shape [2, 2] of f32 needs 16");
+    assert_eq!(short, "input 'x' has 12 bytes; its shape [2, 2] of f32 needs 16");
     let flat = error(Argument { shape: &[4], ..Argument::from(&x) });
     assert_eq!(flat, "input 'x' is f32[4]; the model expects f32[n,2]");
 }
