@@ -235,7 +235,9 @@ fn a_program_that_no_device_loads_is_given_up_and_made_again() {
     get(&cache, "m", 8);
     cache.discard(&record("m", 4), "element type 'f23' of 'y'");
     let quarantined = told.events();
-    let [Event::Quarantined { miss: Miss::Corrupt { got, .. }, .. }] = &quarantined[..] else { panic!("{quarantined:?}") };
+    let [Event::Quarantined { miss: Miss::Corrupt { got, .. }, .. }] = &quarantined[..] else {
+        panic!("{quarantined:?}")
+    };
     assert_eq!(got, "element type 'f23' of 'y'");
     assert_eq!(get(&cache, "m", 4).origin, Origin::Compiled);
     assert_eq!(get(&cache, "m", 8).origin, Origin::Memory);

@@ -43,8 +43,8 @@ fn refused_options() -> Vec<Vec<(&'static str, String)>> {
         refused.push(vec![("logprobs", count.clone())]);
     }
     refused.push(vec![("num_return_sequences", "1025".to_string()), sampled()]);
-    refused.push(vec![("stop", serde_json::to_string(&vec!["a"; 1 << 16]).unwrap())]);
-    refused.push(vec![("stop", serde_json::to_string(&["a".repeat(1 << 20)]).unwrap())]);
+    refused.push(vec![("stop", serde_json::to_string(&vec!["a"; 1 << 12]).unwrap())]);
+    refused.push(vec![("stop", serde_json::to_string(&["a".repeat(1 << 16)]).unwrap())]);
     refused
 }
 

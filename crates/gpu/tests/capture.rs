@@ -12,8 +12,9 @@ use precast_gpu::{CaptureLimits, GpuContext, GpuMemory, GpuStream};
 use precast_ir::Graph;
 use precast_passes::FloatPrecision;
 use precast_program::{
-    AxisSpan, BoxCopy, Bucket, CallInputs, CallOutputs, Device, DeviceContext, DeviceMemory, DeviceRun, DeviceSlice, HostSlice,
-    HostSliceMut, IoPath, LaunchPath, LoadedProgram, PadContent, PoisonReason, Port, RunError, StepsReason, Target,
+    AxisSpan, BoxCopy, Bucket, CallInputs, CallOutputs, Device, DeviceContext, DeviceMemory, DeviceRun, DeviceSlice,
+    HostSlice, HostSliceMut, IoPath, LaunchPath, LoadedProgram, PadContent, PoisonReason, Port, RunError, StepsReason,
+    Target,
 };
 use precast_tensor::Tensor;
 use rig::{Rig, assert_answers, canaries, graph, inputs};
@@ -744,7 +745,9 @@ fn bytes_of_a_capture() -> u64 {
     let graph = column(1);
     let loaded = rig.load(&graph);
     let mut context = rig.device().gpu_context();
-    (0..3).for_each(|seed| drop(run_host(&mut context, &*loaded, &graph, seed).unwrap()));
+    for seed in 0..3 {
+        run_host(&mut context, &*loaded, &graph, seed).unwrap();
+    }
     let (bytes, graphs) = rig.device().captures_used();
     assert_eq!(graphs, 1);
     drop((context, loaded));
@@ -752,16 +755,18 @@ fn bytes_of_a_capture() -> u64 {
     bytes
 }
 
-/// H30: two thousand sizes, each hot enough to be captured, where 32 captures may be kept.
+/// H30: two thousand sizes, each hot enough to be captured, on contexts that would keep more of them than the 32 that fit.
 #[test]
 fn two_thousand_captured_sizes_never_take_more_than_the_budget() {
     const SIZES: usize = 2_000;
     const KEPT: usize = 32;
+    const CONTEXTS: usize = 8;
     let limits = CaptureLimits { max_bytes: KEPT as u64 * bytes_of_a_capture(), max_graphs: SIZES };
     let rig = Rig::with(Vendor::Cuda, 1, FloatPrecision::F32, limits);
-    let mut context = rig.device().gpu_context();
+    let mut contexts: Vec<GpuContext> = (0..CONTEXTS).map(|_| rig.device().gpu_context()).collect();
     let mut all = Vec::new();
     for rows in 1..=SIZES {
+        let context = &mut contexts[rows % CONTEXTS];
         let graph = column(rows);
         let loaded = rig.load(&graph);
         let bytes = vec![0x3f; rows * 4];
@@ -773,16 +778,15 @@ fn two_thousand_captured_sizes_never_take_more_than_the_budget() {
         assert!(taken <= limits.max_bytes && graphs <= KEPT, "{taken} bytes, {graphs} graphs");
         all.push((graph, loaded));
     }
-    // Larger sizes take more, so that fewer of them are kept.
-    let kept = rig.device().captures_used().1;
-    assert!((1..=KEPT).contains(&kept), "{kept} are kept");
-    assert_eq!(rig.device().captures_evicted(), (SIZES - kept) as u64);
+    let evicted = rig.device().captures_evicted();
+    assert!(evicted >= (SIZES / CONTEXTS) as u64, "{evicted} were evicted");
     // What was evicted answers still, and what was captured last replays.
     let (graph, loaded) = &all[SIZES / 2];
-    assert_eq!(run_host(&mut context, &**loaded, graph, 1).unwrap().launch, eager(StepsReason::Cold));
-    let (graph, loaded) = &all[SIZES - 2];
-    assert_eq!(run_host(&mut context, &**loaded, graph, 1).unwrap().launch, LaunchPath::Replayed);
-    drop((context, all));
+    assert_eq!(run_host(&mut contexts[0], &**loaded, graph, 1).unwrap().launch, eager(StepsReason::Cold));
+    let (graph, loaded) = &all[SIZES - 1];
+    let last = &mut contexts[SIZES % CONTEXTS];
+    assert_eq!(run_host(last, &**loaded, graph, 1).unwrap().launch, LaunchPath::Replayed);
+    drop((contexts, all));
     rig.assert_clean();
 }
 

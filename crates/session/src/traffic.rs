@@ -46,7 +46,11 @@ impl Traffic {
     /// Requests by size, earlier Sessions' with them.
     fn all(&self) -> Vec<u64> {
         let before = self.before.iter().copied().chain(std::iter::repeat(0));
-        self.counts.iter().zip(before).map(|(count, before)| count.load(Ordering::Relaxed).saturating_add(before)).collect()
+        self.counts
+            .iter()
+            .zip(before)
+            .map(|(count, before)| count.load(Ordering::Relaxed).saturating_add(before))
+            .collect()
     }
 
     /// The ladders, that of the primary dim fitted to the traffic where the policy says so and there was some.

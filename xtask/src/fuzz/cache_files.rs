@@ -127,9 +127,8 @@ impl CacheFiles {
                 told.lock().unwrap_or_else(PoisonError::into_inner).push(miss.class());
             }
         };
-        let outcome = |is_accepted: bool, what: &str| {
-            Ok(CacheOutcome { is_accepted, note: format!("{change:?}: {what}") })
-        };
+        let outcome =
+            |is_accepted: bool, what: &str| Ok(CacheOutcome { is_accepted, note: format!("{change:?}: {what}") });
         let options = CacheOptions { events: Arc::new(tell), ..CacheOptions::new(&root) };
         // A root that does not look like one is refused as a whole.
         let Ok(cache) = ProgramCache::open(options) else { return outcome(false, "the root is refused") };

@@ -5,7 +5,7 @@ use std::fs;
 use precast::Model;
 
 use crate::model::{external, of_initializer};
-use crate::{Bench, REFUSED, REFUSAL_BYTES_MAX};
+use crate::{Bench, REFUSAL_BYTES_MAX, REFUSED};
 
 #[test]
 fn unknown_and_repeated_keys_and_numbers_that_are_none_are_refused() {

@@ -2,8 +2,8 @@
 
 use precast_onnx::proto::{AttributeProto, AttributeType, TensorProto};
 
-use crate::{Bench, REFUSAL_BYTES_MAX};
 use crate::model::{INT64, attribute, encode, graph, node, of_initializer};
+use crate::{Bench, REFUSAL_BYTES_MAX};
 
 /// Numbers of every element type of ONNX, and of some that are none.
 const ELEMENT_TYPES: std::ops::RangeInclusive<i32> = -1..=30;

@@ -51,7 +51,11 @@ fn hostile_shapes_in_flags_are_refused_by_the_door() {
         for shape in [format!("{size}x4"), format!("4x{size}"), format!("{size}x{size}"), size.to_string()] {
             let outcome = bench.run(&format!("run m.onnx '--shape=x:{shape}'"));
             assert!(REFUSALS.contains(&outcome.exit), "{shape}: {} {}", outcome.exit, outcome.stderr);
-            assert!(outcome.stderr.contains('x') && outcome.stderr.starts_with("error: "), "{shape}: {}", outcome.stderr);
+            assert!(
+                outcome.stderr.contains('x') && outcome.stderr.starts_with("error: "),
+                "{shape}: {}",
+                outcome.stderr
+            );
         }
     }
 }
@@ -62,7 +66,9 @@ fn hostile_shapes_in_files_are_refused_by_the_door() {
     let bench = Bench::new();
     fs::write(bench.path("m.onnx"), relu()).unwrap();
     let mut shapes: Vec<String> = SIZES.iter().flat_map(|size| [format!("{size}, 4"), format!("4, {size}")]).collect();
-    shapes.extend(["", "16,", "4, 4, 1", "4611686018427387908, 4", "4294967296, 4294967296", "5, 4", "3, 4"].map(str::to_string));
+    shapes.extend(
+        ["", "16,", "4, 4, 1", "4611686018427387908, 4", "4294967296, 4294967296", "5, 4", "3, 4"].map(str::to_string),
+    );
     for shape in shapes {
         let text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}");
         let header = format!("{text:<117}\n");

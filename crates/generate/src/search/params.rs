@@ -207,7 +207,11 @@ impl GeneratorParams {
             ),
             (self.stop.len() <= STOP_MAX, "at most 64 stop strings", self.stop.len().to_string()),
             (!self.stop.iter().any(String::is_empty), "stop strings that are not empty", "\"\"".to_string()),
-            (longest_stop <= STOP_BYTES_MAX, "stop string of at most 4096 bytes", format!("one of {longest_stop} bytes")),
+            (
+                longest_stop <= STOP_BYTES_MAX,
+                "stop string of at most 4096 bytes",
+                format!("one of {longest_stop} bytes"),
+            ),
         ];
         if let Some((_, expected, found)) = claims.iter().find(|(holds, ..)| !holds) {
             return Err(ParamsError(format!("{found} was given; a {expected} was expected")));

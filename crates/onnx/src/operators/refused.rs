@@ -52,7 +52,11 @@ pub const REFUSED: &[Refused] = &[
     refused("com.microsoft", "IsAllFinite", RARE),
     refused("com.microsoft", "LinearAttentionGate", RARE),
     refused("com.microsoft", "MatMulFpQ4", "its weights are packed for kernels of one library: export MatMulNBits"),
-    refused("com.microsoft", "MaxpoolWithMask", "it is for one runtime's internal use and says nowhere what it computes"),
+    refused(
+        "com.microsoft",
+        "MaxpoolWithMask",
+        "it is for one runtime's internal use and says nowhere what it computes",
+    ),
     refused("com.microsoft", "MurmurHash3", RARE),
     refused("com.microsoft", "NGramHashMapping", RARE),
     refused("com.microsoft", "PackedSparseAttentionIndexer", RARE),

@@ -260,7 +260,9 @@ fn add_decay(cx: &mut NodeCx<'_, '_>, sizes: &DeltaSizes) -> Result<ValueId, Fau
     match cx.string("gate_activation", "none")?.as_str() {
         "none" => return Ok(decay),
         "qwen" => {}
-        other => return Err(Fault::Invalid(format!("attribute 'gate_activation' is '{other}'; none or qwen was expected"))),
+        other => {
+            return Err(Fault::Invalid(format!("attribute 'gate_activation' is '{other}'; none or qwen was expected")));
+        }
     }
     let mut of_heads = |position: usize| {
         let x = cx.cast(cx.input(position)?, DType::F32)?;

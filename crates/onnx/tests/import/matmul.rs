@@ -142,8 +142,18 @@ fn products_with_packed_weights_share_a_norm() {
         .constant("q", bytes(11))
         .constant("c", floats(&[4], &[0.5, 0.25, 1.0, -0.5]))
         .constant("b", ramp(&[4], 3))
-        .node("com.microsoft:MatMulNBitsMlp", "a s g p c b q c _", "y t", &with(&[int("N", 4), text("activation", "silu")]))
-        .node("com.microsoft:MatMulNBitsQkv", "a s g p c b q c _ q c b", "k l m n", &with(&[int("Nq", 4), int("Nkv", 4)]))
+        .node(
+            "com.microsoft:MatMulNBitsMlp",
+            "a s g p c b q c _",
+            "y t",
+            &with(&[int("N", 4), text("activation", "silu")]),
+        )
+        .node(
+            "com.microsoft:MatMulNBitsQkv",
+            "a s g p c b q c _ q c b",
+            "k l m n",
+            &with(&[int("Nq", 4), int("Nkv", 4)]),
+        )
         .node("com.microsoft:SkipSimplifiedLayerNormalization", "a s g", "d _ _ e", &[float("epsilon", 1e-5)])
         .node("com.microsoft:MatMulNBits", "d p c _ _ b", "u", &with(&[int("N", 4)]))
         .node("com.microsoft:MatMulNBits", "d q c", "v", &with(&[int("N", 4)]))

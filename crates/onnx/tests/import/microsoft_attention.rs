@@ -94,10 +94,12 @@ fn padding_comes_back_as_zeros_where_it_was() {
 
 #[test]
 fn removed_padding_leaves_offsets_and_bounds() {
-    let model = Model::new(17)
-        .input("x", DType::F32, &["3", "4", "1"])
-        .constant("n", i32s(&[3], &[1, 2, 4]))
-        .node("com.microsoft:RemovePadding", "x n", "y o c m", &[]);
+    let model = Model::new(17).input("x", DType::F32, &["3", "4", "1"]).constant("n", i32s(&[3], &[1, 2, 4])).node(
+        "com.microsoft:RemovePadding",
+        "x n",
+        "y o c m",
+        &[],
+    );
     let x = floats(&[3, 4, 1], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0]);
     let expected = [
         floats(&[7, 1], &[0.0, 4.0, 5.0, 8.0, 9.0, 10.0, 11.0]),
@@ -148,11 +150,8 @@ fn pages_are_read_and_written_where_the_table_says() {
             .input("v", DType::F32, &["1", &whole, "4"])
             .constant("m", bools(&[length, all], &mask))
             .node("Attention", "q k v m", "y", &[int("q_num_heads", TWO_HEADS), int("kv_num_heads", TWO_HEADS)]);
-        let inputs = [
-            rows(&new[0], from, from + length, &[1, length, 4]),
-            sequence(&keys, &new[1]),
-            sequence(&values, &new[2]),
-        ];
+        let inputs =
+            [rows(&new[0], from, from + length, &[1, length, 4]), sequence(&keys, &new[1]), sequence(&values, &new[2])];
         assert_close(&[rows(&found[0], from, from + length, &[1, length, 4])], &alone.eval("y", &inputs));
         for (written, new) in found[1..].iter().zip(&new[1..]) {
             for (token, &slot) in slots[past..].iter().enumerate() {
@@ -268,8 +267,18 @@ fn a_longformer_sees_a_window_and_what_is_global() {
                 "y",
                 &[int("num_heads", TWO_HEADS), int("window", window)],
             )
-            .node("com.microsoft:Attention", "x w b n", "local", &[int("num_heads", TWO_HEADS), float("mask_filter_value", -1e30)])
-            .node("com.microsoft:Attention", "x v c n", "global", &[int("num_heads", TWO_HEADS), float("mask_filter_value", -1e30)])
+            .node(
+                "com.microsoft:Attention",
+                "x w b n",
+                "local",
+                &[int("num_heads", TWO_HEADS), float("mask_filter_value", -1e30)],
+            )
+            .node(
+                "com.microsoft:Attention",
+                "x v c n",
+                "global",
+                &[int("num_heads", TWO_HEADS), float("mask_filter_value", -1e30)],
+            )
             .node("MatMul", "x w", "p", &[])
             .node("Add", "p b", "a", &[])
             .node("Split", "a", "q k values", &[int("axis", 2)])
@@ -281,10 +290,7 @@ fn a_longformer_sees_a_window_and_what_is_global() {
     assert_close(&global[..1], &global[1..]);
     let narrow = model(0, &[0; 4]).eval("y values", &x);
     // The last token is padding: it sees nothing, and gives zeros.
-    assert_close(
-        &[floats(&[3, 4], &elements(&narrow[0])[..12])],
-        &[floats(&[3, 4], &elements(&narrow[1])[..12])],
-    );
+    assert_close(&[floats(&[3, 4], &elements(&narrow[0])[..12])], &[floats(&[3, 4], &elements(&narrow[1])[..12])]);
     // One global token: it sees all by its own projection, and all see it.
     let one = model(0, &[1, 0, 0, 0]).eval("y global values", &x);
     assert_close(&[floats(&[4], &elements(&one[0])[..4])], &[floats(&[4], &elements(&one[1])[..4])]);
@@ -381,7 +387,8 @@ fn sparse_attention_sees_the_blocks_that_are_listed() {
             .node("com.microsoft:GroupQueryAttention", "q k v _ _ s t", "y a b", &heads)
     };
     let shaped = |batch: usize| {
-        [(4, 5), (2, 7), (2, 9)].map(|(width, step)| ramp(&[1, 32, width], step).reshaped([batch, 32 / batch, width]).unwrap())
+        [(4, 5), (2, 7), (2, 9)]
+            .map(|(width, step)| ramp(&[1, 32, width], step).reshaped([batch, 32 / batch, width]).unwrap())
     };
     let apart = sparse(&[0, 1], &[0, 1, 2]).eval("y a", &shaped(1));
     let expected = whole(2).eval("y", &shaped(2)).remove(0);

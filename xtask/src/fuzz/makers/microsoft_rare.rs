@@ -136,7 +136,18 @@ fn quantised_experts(growing: &mut Growing, operator: &str) -> Made {
     let absent = Known::absent();
     let ((first, first_scales, first_zeros), (second, second_scales, second_zeros)) = (&parts[0], &parts[1]);
     let inputs = [
-        &x, &router, first, first_scales, &absent, second, second_scales, &absent, &absent, &absent, &absent, first_zeros,
+        &x,
+        &router,
+        first,
+        first_scales,
+        &absent,
+        second,
+        second_scales,
+        &absent,
+        &absent,
+        &absent,
+        &absent,
+        first_zeros,
         second_zeros,
     ];
     let mut attributes = vec![
@@ -155,7 +166,8 @@ fn quantised_experts(growing: &mut Growing, operator: &str) -> Made {
 }
 
 fn decoder_step(growing: &mut Growing, operator: &str) -> Made {
-    let (batch, heads, size) = (1 + growing.random.below(2), 1 + growing.random.below(3), 2 + 2 * growing.random.below(3));
+    let (batch, heads, size) =
+        (1 + growing.random.below(2), 1 + growing.random.below(3), 2 + 2 * growing.random.below(3));
     let past = growing.random.below(5);
     let width = heads * size;
     let [q, k, v] = [0; 3].map(|_| growing.operand(DType::F32, &[batch, 1, width]));
@@ -163,7 +175,8 @@ fn decoder_step(growing: &mut Growing, operator: &str) -> Made {
     let absent = Known::absent();
     let mask = match growing.random.once_in(2) {
         true => {
-            let numbers: Vec<i32> = (0..batch * (past + 1)).map(|at| i32::from(at % (past + 1) == past || at % 3 != 1)).collect();
+            let numbers: Vec<i32> =
+                (0..batch * (past + 1)).map(|at| i32::from(at % (past + 1) == past || at % 3 != 1)).collect();
             growing.constant_of(Tensor::from_vec([batch, past + 1], numbers).ok()?)
         }
         false => Known::absent(),
@@ -178,7 +191,8 @@ fn decoder_step(growing: &mut Growing, operator: &str) -> Made {
 }
 
 fn multimodal_rotation(growing: &mut Growing, operator: &str) -> Made {
-    let (batch, heads, length) = (1 + growing.random.below(2), 1 + growing.random.below(3), 1 + growing.random.below(4));
+    let (batch, heads, length) =
+        (1 + growing.random.below(2), 1 + growing.random.below(3), 1 + growing.random.below(4));
     let sections = [0; 3].map(|_| 1 + growing.random.below(3));
     let half: usize = sections.iter().sum();
     let layout = growing.random.below(2);
@@ -227,8 +241,7 @@ fn sparse_attention(growing: &mut Growing, operator: &str) -> Made {
     let longest = growing.constant_of(Tensor::from_vec([1], vec![total as i32]).ok()?);
     let totals = growing.constant_of(Tensor::from_vec([batch], vec![total as i32; batch]).ok()?);
     let inputs = [&q, &k, &v, &keys, &values, &bounds, &columns, &longest, &totals];
-    let attributes =
-        vec![int("num_heads", heads), int("kv_num_heads", kv_heads), int("sparse_block_size", BLOCK)];
+    let attributes = vec![int("num_heads", heads), int("kv_num_heads", kv_heads), int("sparse_block_size", BLOCK)];
     growing.add_all(Call::of(operator, &inputs).with(attributes).outputs(3).microsoft())?;
     growing.unjudged = Some("onnxruntime runs SparseAttention only where past and present are one memory");
     Some(())

@@ -13,7 +13,9 @@ use crate::import::{Fault, NodeCx};
 fn refuse_shared_buffers(cx: &NodeCx<'_, '_>, beams: [usize; 2]) -> Result<(), Fault> {
     refuse(cx, "past_present_share_buffer", 0)?;
     if beams.into_iter().any(|position| cx.optional(position).is_some()) {
-        return Err(Fault::Unsupported("beams inside of a cache are not covered: export without cache_indirection".into()));
+        return Err(Fault::Unsupported(
+            "beams inside of a cache are not covered: export without cache_indirection".into(),
+        ));
     }
     Ok(())
 }

@@ -125,7 +125,11 @@ fn refuse_bias(bias: Option<ValueId>) -> Result<(), Fault> {
 }
 
 /// Columns of a projection [batch, length, width] for queries, keys and values: thirds, or of the sizes given.
-pub(super) fn split_columns(cx: &mut NodeCx<'_, '_>, x: ValueId, sizes: Option<&[usize]>) -> Result<[ValueId; 3], Fault> {
+pub(super) fn split_columns(
+    cx: &mut NodeCx<'_, '_>,
+    x: ValueId,
+    sizes: Option<&[usize]>,
+) -> Result<[ValueId; 3], Fault> {
     let width = cx.dims(x).last().cloned().unwrap_or(Dim::ZERO);
     let third = width.floor_div(&Dim::from(3));
     let [a, b, c] = match sizes {
@@ -169,8 +173,11 @@ pub(super) fn multi_head_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         k = cx.concat(&[past_k, k], 2)?;
         v = cx.concat(&[past_v, v], 2)?;
     }
-    let mut scoring =
-        Scoring { scale: scale.map_or_else(|| default_scale(cx, q), Ok)?, added: cx.optional(5), ..Scoring::plain(masked) };
+    let mut scoring = Scoring {
+        scale: scale.map_or_else(|| default_scale(cx, q), Ok)?,
+        added: cx.optional(5),
+        ..Scoring::plain(masked)
+    };
     let heads = Heads { q, k, v };
     add_masks(cx, &mut scoring, heads, &past_length, is_causal, cx.optional(4))?;
     let attended = attend(cx, heads, &scoring)?;
@@ -320,7 +327,8 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     }
     // The window counts the query itself.
     allowed = add_window(cx, allowed, rows, columns, (if window > 0 { window - 1 } else { -1 }, -1))?;
-    let scoring = Scoring { scale, softcap, allowed, added: cx.optional(10), sink, ..Scoring::plain(f64::NEG_INFINITY) };
+    let scoring =
+        Scoring { scale, softcap, allowed, added: cx.optional(10), sink, ..Scoring::plain(f64::NEG_INFINITY) };
     let attended = attend(cx, heads, &scoring)?;
     Ok(vec![merge_heads(cx, attended.y)?, k, v])
 }

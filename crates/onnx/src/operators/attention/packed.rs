@@ -3,7 +3,9 @@
 //! all others, and a mask keeps sequences apart: no size depends on how the tokens are spread.
 
 use precast_ir::ValueId;
-use precast_ir::op::{BinaryFn, CompareFn, Cumulate, CumulateFn, NonZero, ReduceFn, ScatterElements, ScatterFn, ScatterNd};
+use precast_ir::op::{
+    BinaryFn, CompareFn, Cumulate, CumulateFn, NonZero, ReduceFn, ScatterElements, ScatterFn, ScatterNd,
+};
 use precast_tensor::{DType, Dim};
 
 use super::{Heads, Outputs, Scoring, attend, default_scale};

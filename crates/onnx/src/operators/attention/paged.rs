@@ -55,7 +55,11 @@ pub(super) fn paged_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let heads = Heads { q, k: read_slots(cx, keys, read)?, v: read_slots(cx, values, read)? };
     let allowed = add_allowed(cx, table, &places, positions, &blocks)?;
     let scoring = Scoring {
-        scale: cx.attributes().float("scale")?.filter(|&scale| scale != 0.0).map_or_else(|| default_scale(cx, q), Ok)?,
+        scale: cx
+            .attributes()
+            .float("scale")?
+            .filter(|&scale| scale != 0.0)
+            .map_or_else(|| default_scale(cx, q), Ok)?,
         softcap: cx.float("softcap", 0.0)?,
         allowed: Some(allowed),
         sink: cx.optional(11),

@@ -38,7 +38,8 @@ pub(super) fn relative_position_bias(cx: &mut NodeCx<'_, '_>) -> Outputs {
             cx.binary_scalar(BinaryFn::Max, behind, 0.0)?
         }
     };
-    let numbers: Vec<i64> = (0..=distance_max).map(|distance| bucket_of(distance, count / sides, distance_max)).collect();
+    let numbers: Vec<i64> =
+        (0..=distance_max).map(|distance| bucket_of(distance, count / sides, distance_max)).collect();
     let numbers = cx.int_vector(&numbers)?;
     let distance = cx.binary_scalar(BinaryFn::Min, distance, distance_max as f64)?;
     let mut bucket = cx.gather(numbers, distance, 0)?;
@@ -103,7 +104,8 @@ mod tests {
     /// What Hugging Face's T5 gives for 32 buckets and 128, one way: 0 to 15 alone, then ever wider ones.
     #[test]
     fn buckets_are_those_of_t5() {
-        let found = [0, 7, 15, 16, 18, 19, 20, 21, 23, 24, 26, 27, 31, 40, 64, 100, 113, 127, 128].map(|n| bucket_of(n, 32, 128));
+        let found = [0, 7, 15, 16, 18, 19, 20, 21, 23, 24, 26, 27, 31, 40, 64, 100, 113, 127, 128]
+            .map(|n| bucket_of(n, 32, 128));
         assert_eq!(found, [0, 7, 15, 16, 16, 17, 17, 18, 18, 19, 19, 20, 21, 23, 26, 30, 31, 31, 31]);
     }
 }

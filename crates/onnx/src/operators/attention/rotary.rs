@@ -85,7 +85,10 @@ pub(super) fn multimodal_rotary_embedding(cx: &mut NodeCx<'_, '_>) -> Outputs {
 /// Which stream of positions each column of the tables belongs to.
 fn streams_of_columns(sections: &[usize], half: usize, layout: i64) -> Result<Vec<usize>, Fault> {
     let &[time, height, width] = sections else {
-        return Err(Fault::Invalid(format!("attribute 'mrope_section' has {} entries; 3 were expected", sections.len())));
+        return Err(Fault::Invalid(format!(
+            "attribute 'mrope_section' has {} entries; 3 were expected",
+            sections.len()
+        )));
     };
     if half == 0 || time.checked_add(height).and_then(|sum| sum.checked_add(width)) != Some(half) {
         return Err(Fault::Invalid(format!(
@@ -105,12 +108,7 @@ fn streams_of_columns(sections: &[usize], half: usize, layout: i64) -> Result<Ve
 }
 
 /// A table [positions, columns] at positions [3, batch, length], of which each column takes its own stream: [batch, length, columns].
-fn gather_streams(
-    cx: &mut NodeCx<'_, '_>,
-    table: ValueId,
-    ids: ValueId,
-    streams: &[usize],
-) -> Result<ValueId, Fault> {
+fn gather_streams(cx: &mut NodeCx<'_, '_>, table: ValueId, ids: ValueId, streams: &[usize]) -> Result<ValueId, Fault> {
     let all = cx.gather(table, ids, 0)?;
     let mut parts = Vec::new();
     let mut start = 0;

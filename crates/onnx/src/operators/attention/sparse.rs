@@ -137,12 +137,7 @@ pub(super) fn longformer_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
 }
 
 /// Queries, keys and values of x by the matrix and the bias at two positions.
-fn project(
-    cx: &mut NodeCx<'_, '_>,
-    x: ValueId,
-    (weights, bias): (usize, usize),
-    count: i64,
-) -> Result<Heads, Fault> {
+fn project(cx: &mut NodeCx<'_, '_>, x: ValueId, (weights, bias): (usize, usize), count: i64) -> Result<Heads, Fault> {
     let product = cx.matmul(x, cx.input(weights)?)?;
     let projected = cx.binary(BinaryFn::Add, product, cx.input(bias)?)?;
     let [q, k, v] = split_columns(cx, projected, None)?;
@@ -151,7 +146,6 @@ fn project(
 
 fn attend_under(cx: &mut NodeCx<'_, '_>, heads: Heads, allowed: ValueId) -> Result<ValueId, Fault> {
     let scale = default_scale(cx, heads.q)?;
-    let scoring =
-        Scoring { scale, allowed: Some(allowed), may_mask_all: true, ..Scoring::plain(f64::NEG_INFINITY) };
+    let scoring = Scoring { scale, allowed: Some(allowed), may_mask_all: true, ..Scoring::plain(f64::NEG_INFINITY) };
     Ok(attend(cx, heads, &scoring)?.y)
 }

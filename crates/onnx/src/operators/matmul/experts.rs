@@ -34,8 +34,7 @@ struct Products {
 /// Inputs x [.., hidden], router logits [tokens, experts], and weights and biases of each expert's two products.
 pub(super) fn moe(cx: &mut NodeCx<'_, '_>) -> Outputs {
     refuse_rare_forms(cx, &[6, 7])?;
-    let products =
-        Products { first: (cx.input(2)?, cx.optional(3)), second: (cx.input(4)?, cx.optional(5)) };
+    let products = Products { first: (cx.input(2)?, cx.optional(3)), second: (cx.input(4)?, cx.optional(5)) };
     let shares = routed_shares(cx)?;
     mix(cx, &products, shares)
 }
@@ -49,7 +48,9 @@ pub(super) fn quantised_moe(cx: &mut NodeCx<'_, '_>) -> Outputs {
         return Err(Fault::Unsupported(format!("quant_type={quantisation} is not covered; int is")));
     }
     if cx.int("weights_prepacked", -1)? == 1 {
-        return Err(Fault::Unsupported("weights are packed for one kernel: export with weights_prepacked=0".to_string()));
+        return Err(Fault::Unsupported(
+            "weights are packed for one kernel: export with weights_prepacked=0".to_string(),
+        ));
     }
     // A hint for kernels of ONNX Runtime.
     cx.int("accuracy_level", 0)?;
