@@ -198,6 +198,23 @@ fn a_step_of_a_decoder_is_attention_behind_its_cache() {
     assert_close(&found[..2], &found[2..]);
 }
 
+#[test]
+fn one_token_of_several_heads_is_attention_behind_its_cache() {
+    let attributes = [int("num_heads", TWO_HEADS)];
+    let model = Model::new(17)
+        .input("q", DType::F32, &["2", "1", "4"])
+        .input("k", DType::F32, &["2", "1", "4"])
+        .input("v", DType::F32, &["2", "1", "4"])
+        .input("e", DType::F32, &["2", "2", "3", "2"])
+        .constant("b", ramp(&[12], 7))
+        .constant("m", i32s(&[2, 4], &[1, 1, 0, 1, 0, 1, 1, 1]))
+        .node("com.microsoft:DecoderMaskedMultiHeadAttention", "q k v m _ e e _ _ _ b", "y g h", &attributes)
+        .node("com.microsoft:MultiHeadAttention", "q k v b m _ e e", "z r s", &attributes);
+    let step = |step: usize| ramp(&[2, 1, 4], step);
+    let found = model.eval("y g h z r s", &[step(3), step(5), step(7), ramp(&[2, 2, 3, 2], 4)]);
+    assert_close(&found[..3], &found[3..]);
+}
+
 /// DecoderAttention in its four stages: alone, with a past, on another sequence, and on that sequence's cache.
 #[test]
 fn attention_of_a_decoder_in_every_stage() {

@@ -1,17 +1,18 @@
 //! Attention operators of com.microsoft for decoders that are exported step by step: DecoderMaskedMultiHeadAttention,
-//! DecoderMaskedSelfAttention and DecoderAttention. Caches grow by concatenation.
+//! DecoderMaskedSelfAttention and DecoderAttention. Caches grow by
+//! concatenation, or are buffers with room left.
 
 use precast_ir::ValueId;
-use precast_ir::op::{BinaryFn, UnaryFn};
-use precast_tensor::Dim;
+use precast_ir::op::{BinaryFn, CompareFn, UnaryFn};
+use precast_tensor::{DType, Dim};
 
+use super::cached::write_behind;
 use super::microsoft::{MASK_FILTER, Projected, add_masks, attention_of, refuse, split_columns};
-use super::{Heads, Outputs, Scoring, attend, default_scale, merge_heads, split_heads};
+use super::{Heads, Outputs, Scoring, attend, default_scale, length_of, merge_heads, split_heads};
 use crate::import::{Fault, NodeCx};
 
-/// Buffers that past and present share hold keys in an order of one vendor's kernels, and beams in one another's rows.
-fn refuse_shared_buffers(cx: &NodeCx<'_, '_>, beams: [usize; 2]) -> Result<(), Fault> {
-    refuse(cx, "past_present_share_buffer", 0)?;
+/// Where each beam of a batch finds its tokens in the rows of others is a matter of one kernel.
+fn refuse_beams(cx: &NodeCx<'_, '_>, beams: [usize; 2]) -> Result<(), Fault> {
     if beams.into_iter().any(|position| cx.optional(position).is_some()) {
         return Err(Fault::Unsupported(
             "beams inside of a cache are not covered: export without cache_indirection".into(),
@@ -23,7 +24,8 @@ fn refuse_shared_buffers(cx: &NodeCx<'_, '_>, beams: [usize; 2]) -> Result<(), F
 /// One new token a row: queries, keys and values [batch, 1, width] apart or in one, or keys and values of another sequence
 /// with their heads apart. The mask has a number for every key.
 pub(super) fn masked_multi_head_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
-    refuse_shared_buffers(cx, [8, 9])?;
+    refuse_beams(cx, [8, 9])?;
+    let shares_buffers = cx.flag("past_present_share_buffer", false)?;
     if cx.flag("output_qk", false)? || cx.is_wanted(3) {
         return Err(Fault::Unsupported("the output 'qk' is not covered".to_string()));
     }
@@ -37,17 +39,39 @@ pub(super) fn masked_multi_head_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let [q, k, v] = add_projection_bias(cx, parts)?;
     let is_cross = cx.rank(k) == 4;
     let (q, mut k, mut v) = (split_heads(cx, q, count)?, split_heads(cx, k, count)?, split_heads(cx, v, count)?);
+    let scale = scale.map_or_else(|| default_scale(cx, q), Ok)?;
+    let mut scoring = Scoring { scale, added: cx.optional(4), ..Scoring::plain(masked) };
     let past = cx.optional(5).zip(cx.optional(6)).filter(|_| !is_cross);
+    if let (Some(past), true) = (past, shares_buffers) {
+        return attend_in_buffers(cx, Heads { q, k, v }, past, scoring);
+    }
     if let Some((keys, values)) = past {
         k = cx.concat(&[keys, k], 2)?;
         v = cx.concat(&[values, v], 2)?;
     }
     let heads = Heads { q, k, v };
-    let scale = scale.map_or_else(|| default_scale(cx, q), Ok)?;
-    let mut scoring = Scoring { scale, added: cx.optional(4), ..Scoring::plain(masked) };
     add_masks(cx, &mut scoring, heads, &Dim::ZERO, false, cx.optional(3))?;
     let y = attend(cx, heads, &scoring)?.y;
     Ok(vec![merge_heads(cx, y)?, k, v])
+}
+
+/// Attention of one new token a row behind buffers with room left, of which the same number of slots is filled in all rows:
+/// the token is written behind them, and the buffers are given back.
+fn attend_in_buffers(cx: &mut NodeCx<'_, '_>, new: Heads, past: (ValueId, ValueId), scoring: Scoring) -> Outputs {
+    if cx.optional(3).is_some() || scoring.added.is_some() {
+        return Err(Fault::Unsupported("a mask or a bias beside shared buffers is not covered".to_string()));
+    }
+    let [batch, _, _, _] = cx.dims_of(new.q, "the query")?;
+    let filled = cx.reshape(cx.input(7)?, vec![Dim::ONE])?;
+    let lengths = cx.broadcast(filled, vec![batch])?;
+    let keys = write_behind(cx, past.0, new.k, lengths)?;
+    let values = write_behind(cx, past.1, new.v, lengths)?;
+    let slots = cx.iota(Dim::ZERO, length_of(cx, keys)?)?;
+    let last = cx.cast(filled, DType::I64)?;
+    let is_filled = cx.compare(CompareFn::Le, slots, last)?;
+    let scoring = Scoring { allowed: Some(is_filled), masked: f64::NEG_INFINITY, ..scoring };
+    let y = attend(cx, Heads { q: new.q, k: keys, v: values }, &scoring)?.y;
+    Ok(vec![merge_heads(cx, y)?, keys, values])
 }
 
 /// Operands of rank 3 plus their parts of one bias vector; those with heads apart have theirs already.
@@ -68,7 +92,9 @@ fn add_projection_bias(cx: &mut NodeCx<'_, '_>, mut parts: [ValueId; 3]) -> Resu
 
 /// One new token a row, projected by one matrix as in Attention.
 pub(super) fn masked_self_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
-    refuse_shared_buffers(cx, [7, 8])?;
+    // Shared buffers of this operator hold keys in an order of one vendor's kernels.
+    refuse(cx, "past_present_share_buffer", 0)?;
+    refuse_beams(cx, [7, 8])?;
     let product = cx.matmul(cx.input(0)?, cx.input(1)?)?;
     let values = cx.binary(BinaryFn::Add, product, cx.input(2)?)?;
     let projected = Projected { values, sizes: None, mask: cx.optional(3), past: cx.optional(4), bias: cx.optional(5) };
