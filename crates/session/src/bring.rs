@@ -175,11 +175,11 @@ impl Bringer {
         if is_landed {
             return Ok(None);
         }
-        let entry = match self.load(bucket, &fetched.program, origin, &record) {
-            Err(SessionError::Load(error)) if origin != Origin::Compiled && is_malformed(&error) => {
-                self.load_instead(bucket, &record, &error)?
+        let entry = match origin {
+            Origin::Compiled => self.load(bucket, &fetched.program, origin, &record)?,
+            Origin::Warm | Origin::Loaded | Origin::Fetched => {
+                self.load_cached(bucket, &fetched.program, origin, &record)?
             }
-            loaded => loaded?,
         };
         let ms = at.elapsed().as_millis() as u64;
         match &fetched.miss {
@@ -197,6 +197,44 @@ impl Bringer {
         let program = Arc::new(program.map_err(|error| SessionError::Compile(Arc::new(error)))?);
         self.counters.count_compile();
         Ok(program)
+    }
+
+    /// A Program from the cache, which must fit the model and load; else one that is compiled instead.
+    fn load_cached(
+        &self,
+        bucket: &Bucket,
+        program: &Arc<Program>,
+        origin: Origin,
+        record: &KeyRecord,
+    ) -> Result<Entry, SessionError> {
+        let loaded = match self.check_ports(program, record) {
+            Ok(()) => self.load(bucket, program, origin, record),
+            Err(error) => Err(error.into()),
+        };
+        match loaded {
+            Err(SessionError::Load(error)) if is_malformed(&error) => self.load_instead(bucket, record, &error),
+            loaded => loaded,
+        }
+    }
+
+    /// Whether the inputs and outputs of a Program have the Types that it is asked for with.
+    fn check_ports(&self, program: &Program, record: &KeyRecord) -> Result<(), LoadError> {
+        let malformed = |reason: String| Err(LoadError::Malformed(reason));
+        let (inputs, outputs) = (self.interface.inputs.len(), self.interface.outputs.len());
+        // Where Graphs differ by their dims, outputs are known by their Programs alone.
+        let is_whole = outputs == 0 || program.outputs.len() == outputs;
+        if program.inputs.len() != inputs || !is_whole {
+            return malformed(format!("{} inputs and {} outputs", program.inputs.len(), program.outputs.len()));
+        }
+        let ports = program.inputs.iter().chain(&program.outputs);
+        for (port, expected) in ports.zip(&record.types) {
+            let sizes: Vec<String> = port.shape.iter().map(u64::to_string).collect();
+            let found = format!("{}[{}]", port.dtype, sizes.join(","));
+            if found != *expected {
+                return malformed(format!("'{}' is {found}; {expected} was expected", port.name));
+            }
+        }
+        Ok(())
     }
 
     /// A Program of our own in place of a cached one that contradicts itself, which is given up. This one is not published:
