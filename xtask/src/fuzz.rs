@@ -2,6 +2,7 @@
 //! given to everything that computes. Every input is a function of its seed, so a failure is named by a target and a number.
 //! Worker processes take the inputs in batches: a crash or a hang costs a batch, which is then gone through one by one.
 
+mod cache_files;
 mod differential;
 mod graphs;
 mod growing;
@@ -57,7 +58,8 @@ pub struct FuzzArguments {
     /// The first seed: another one gives other inputs.
     #[arg(long, default_value_t = 0)]
     first: u64,
-    /// Print what was noticed and is no failure: nodes that were refused, and why onnxruntime did not judge.
+    /// Print what was noticed and is no failure: nodes that were refused, why onnxruntime did not judge, and what became of
+    /// changed caches.
     #[arg(long)]
     notes: bool,
     /// Write the bytes of the first seed of the target there, and fuzz nothing.
@@ -173,12 +175,20 @@ pub fn run(arguments: &FuzzArguments) -> Result<()> {
         for (seed, reason) in &report.failures {
             eprintln!("{} {seed}: {reason}", target.name());
         }
-        let json = json!({
-            "inputs": report.inputs,
-            "accepted": report.accepted,
-            "allocated_max": report.allocated_max,
-            "failures": report.failures.len(),
-        });
+        let failures = report.failures.len() as u64;
+        let rest = report.inputs.saturating_sub(report.accepted + failures);
+        let json = match target {
+            FuzzTarget::Differential => {
+                json!({ "inputs": report.inputs, "judged": report.accepted, "unjudged": rest, "failures": failures })
+            }
+            _ => json!({
+                "inputs": report.inputs,
+                "accepted": report.accepted,
+                "refused": rest,
+                "allocated_max": report.allocated_max,
+                "failures": failures,
+            }),
+        };
         if arguments.notes {
             print_notes(&report);
         }

@@ -30,6 +30,10 @@ const UNSAFE_ROOMS: &[&str] = &[
     "crates/tensor/src/mapping.rs",
 ];
 
+/// Who may wait for connections: a test's proxy in front of a store. The product has no server, so no route, no memory that is
+/// shared with clients and no interface to manage it can be open (rows H14 and H16 of docs/hostile.md).
+const LISTENERS: &[&str] = &["xtask/src/torture/cache_s3.rs"];
+
 /// Longest file.
 const FILE_LINES_MAX: usize = 1000;
 
@@ -75,6 +79,21 @@ fn broken_lines(is_broken: impl Fn(&str, &str) -> bool) -> Vec<String> {
 
 fn assert_none(broken: &[String]) {
     assert!(broken.is_empty(), "{} places:\n{}", broken.len(), broken.join("\n"));
+}
+
+#[test]
+fn nothing_listens() {
+    let words =
+        ["TcpListener", "UdpSocket", "UnixListener", "UnixDatagram", "tokio::net", "socket::listen", "shm_open"];
+    assert_none(&broken_lines(|path, code| words.iter().any(|word| code.contains(word)) && !LISTENERS.contains(&path)));
+    let servers = ["hyper", "axum", "tonic", "actix-web", "warp", "tiny_http", "rouille"];
+    let is_server = |line: &str| {
+        let name = line.split(['=', '.', ' ']).next().unwrap_or_default();
+        servers.contains(&name)
+    };
+    let manifests = files(&["Cargo.toml"]);
+    let broken = manifests.iter().filter(|(_, text)| text.lines().any(is_server));
+    assert_none(&broken.map(|(path, _)| path.clone()).collect::<Vec<String>>());
 }
 
 #[test]

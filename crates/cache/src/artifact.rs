@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::key::{FieldDiff, KeyRecord, ProgramKey};
 use crate::miss::Miss;
-use crate::sign::{SIGNATURE_BYTES, Signing};
+use crate::sign::{SIGNATURE_BYTES, Signed, Signing};
 
 /// First bytes of an artifact.
 pub const MAGIC: [u8; 8] = *b"PRECASTP";
@@ -146,7 +146,7 @@ pub(crate) fn encode(
         requires: requires.clone(),
     };
     let manifest = postcard::to_stdvec(&manifest).map_err(|error| format!("the Manifest does not encode: {error}"))?;
-    let signature = signing.sign(&manifest);
+    let signature = signing.sign(Signed::Manifest, &manifest);
     let signature = signature.as_ref().map_or(&[][..], |signature| &signature[..]);
     let length = HEADER_BYTES + manifest.len() + 1 + signature.len() + body.len() + DIGEST_BYTES;
     let mut bytes = Vec::with_capacity(length);
@@ -242,7 +242,7 @@ impl Opened<'_> {
 
     /// Checks the signature, where one is asked for. It comes before anything that the artifact says is believed.
     pub(crate) fn check_signature(&self, signing: &Signing) -> Result<(), Miss> {
-        signing.check(self.manifest_bytes, self.signature)
+        signing.check(Signed::Manifest, self.manifest_bytes, self.signature)
     }
 
     /// The Program, after every digest.

@@ -173,6 +173,15 @@ impl ProgramCache {
         }
     }
 
+    /// Gives up a Program that came from here whole and that no device loads, for this reason: it is moved to quarantine,
+    /// so that the next request for it compiles.
+    pub fn discard(&self, record: &KeyRecord, reason: &str) {
+        let wanted = Wanted::new(record, self.options.digest_bits);
+        self.memory.forget(&wanted);
+        let miss = Miss::corrupt("program", "a Program that loads", reason);
+        self.quarantine_program(&self.layout.program(&wanted.key), &wanted.key.to_string(), &miss);
+    }
+
     /// Lets go of Programs in memory that nobody uses, and of their constants.
     pub fn trim(&self) {
         let named = self.memory.trim();

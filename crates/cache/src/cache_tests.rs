@@ -227,6 +227,24 @@ fn a_damaged_entry_is_quarantined_once_and_made_again() {
 }
 
 #[test]
+fn a_program_that_no_device_loads_is_given_up_and_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let told = Told::default();
+    let cache = ProgramCache::open(told.options(dir.path())).unwrap();
+    get(&cache, "m", 4);
+    get(&cache, "m", 8);
+    cache.discard(&record("m", 4), "element type 'f23' of 'y'");
+    let quarantined = told.events();
+    let [Event::Quarantined { miss: Miss::Corrupt { got, .. }, .. }] = &quarantined[..] else {
+        panic!("{quarantined:?}")
+    };
+    assert_eq!(got, "element type 'f23' of 'y'");
+    assert_eq!(get(&cache, "m", 4).origin, Origin::Compiled);
+    assert_eq!(get(&cache, "m", 8).origin, Origin::Memory);
+    assert_eq!(get(&open(dir.path()), "m", 4).origin, Origin::Disk);
+}
+
+#[test]
 fn swapped_files_are_found() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(dir.path());

@@ -37,6 +37,13 @@ impl Memory {
         program
     }
 
+    /// Lets go of the Program of a record.
+    pub(crate) fn forget(&self, wanted: &Wanted) {
+        if let Some(same_key) = self.lock().get_mut(&wanted.key) {
+            same_key.retain(|resident| resident.record != wanted.bytes);
+        }
+    }
+
     /// Lets go of Programs that nobody else holds; gives the constants of the rest.
     pub(crate) fn trim(&self) -> BTreeSet<Digest> {
         let mut programs = self.lock();

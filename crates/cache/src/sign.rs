@@ -8,8 +8,25 @@ use crate::miss::{CacheError, Miss};
 
 /// Bytes of a signature.
 pub(crate) const SIGNATURE_BYTES: usize = 64;
-/// What goes before a Manifest that is signed, so that no other use of a key can be taken for one.
-const CONTEXT: &[u8] = b"precast Manifest, signature 1\0";
+/// What a signature is of. Its words go before the bytes that are signed, so that no other use of a key, and no signature of
+/// the other kind, can be taken for one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Signed {
+    /// The Manifest of an artifact.
+    Manifest,
+    /// A note.
+    Note,
+}
+
+impl Signed {
+    fn context(self) -> &'static [u8] {
+        match self {
+            Signed::Manifest => b"precast Manifest, signature 1\0",
+            Signed::Note => b"precast note, signature 1\0",
+        }
+    }
+}
+
 /// First words of a PEM block.
 const PEM_BEGIN: &str = "-----BEGIN";
 
@@ -62,8 +79,8 @@ impl SignKey {
         SignKey(SigningKey::from_bytes(&[seed; 32]))
     }
 
-    fn sign(&self, manifest: &[u8]) -> [u8; SIGNATURE_BYTES] {
-        self.0.sign(&message(manifest)).to_bytes()
+    fn sign(&self, signed: Signed, bytes: &[u8]) -> [u8; SIGNATURE_BYTES] {
+        self.0.sign(&message(signed, bytes)).to_bytes()
     }
 }
 
@@ -84,8 +101,8 @@ impl PublicKey {
 
 impl Signing {
     /// The signature of what is published here, if it is signed.
-    pub(crate) fn sign(&self, manifest: &[u8]) -> Option<[u8; SIGNATURE_BYTES]> {
-        self.key.as_ref().map(|key| key.sign(manifest))
+    pub(crate) fn sign(&self, signed: Signed, bytes: &[u8]) -> Option<[u8; SIGNATURE_BYTES]> {
+        self.key.as_ref().map(|key| key.sign(signed, bytes))
     }
 
     /// Whether this cache would load what it publishes; otherwise publishing only takes room.
@@ -94,23 +111,28 @@ impl Signing {
         self.require.as_ref().is_none_or(|keys| own.is_some_and(|own| keys.contains(&own)))
     }
 
-    /// Checks the signature of a Manifest, where one is asked for.
-    pub(crate) fn check(&self, manifest: &[u8], signature: Option<&[u8; SIGNATURE_BYTES]>) -> Result<(), Miss> {
+    /// Checks the signature of a Manifest or a note, where one is asked for.
+    pub(crate) fn check(
+        &self,
+        signed: Signed,
+        bytes: &[u8],
+        signature: Option<&[u8; SIGNATURE_BYTES]>,
+    ) -> Result<(), Miss> {
         let Some(keys) = &self.require else { return Ok(()) };
         let wrong = |have: &str| {
             let want = format!("of one of {} keys", keys.len());
             Err(Miss::Incompatible { field: "signature".to_string(), want, have: have.to_string() })
         };
         let Some(signature) = signature else { return wrong("none") };
-        let (signature, message) = (Signature::from_bytes(signature), message(manifest));
+        let (signature, message) = (Signature::from_bytes(signature), message(signed, bytes));
         // Strict: a signature that only some verifiers accept is none.
         let is_signed = keys.iter().any(|key| key.0.verify_strict(&message, &signature).is_ok());
         if is_signed { Ok(()) } else { wrong("of none of them") }
     }
 }
 
-fn message(manifest: &[u8]) -> Vec<u8> {
-    [CONTEXT, manifest].concat()
+fn message(signed: Signed, bytes: &[u8]) -> Vec<u8> {
+    [signed.context(), bytes].concat()
 }
 
 #[cfg(test)]

@@ -189,10 +189,13 @@ fn bind_tensors(
             continue;
         };
         let what = format!("the file for '{}'", info.name);
+        let is_given = args.shapes.iter().find(|(name, _)| *name == info.name);
         if dims.len() == tensor.rank() {
             bind_shape(&mut flags.clone(), dims, tensor.shape(), &what)?;
+        } else if is_given.is_none() {
+            let (shape, rank) = (tensor.shape(), dims.len());
+            return Err(Failure::usage(format!("{what} has the shape {shape:?}; the model expects rank {rank}")));
         }
-        let is_given = args.shapes.iter().find(|(name, _)| *name == info.name);
         if is_given.is_some_and(|(_, sizes)| sizes != tensor.shape()) {
             return Err(Failure::usage(format!("{what} has the shape {:?}; --shape says otherwise", tensor.shape())));
         }

@@ -10,7 +10,7 @@ use rig::{Rig, push_digit, read_cell};
 #[test]
 fn every_call_is_made_on_its_own_device() {
     for vendor in Vendor::ALL {
-        for count in [1, 2, 8] {
+        for count in [1, 2, 4, 8] {
             let fake = Fake::new(count);
             let library = Rig::open(&fake, vendor).unwrap().library;
             assert_eq!(library.device_count().unwrap(), count as usize);

@@ -99,7 +99,7 @@ fn generate_by_beams(
     let mut beams = Beams::begin(model, params, prompts, eos, observer)?;
     while beams.step(params, eos)? {}
     let limit = |prompt: usize| match params.max_new_tokens {
-        Some(max) if prompts[prompt].len() + max <= search.max_length => FinishReason::MaxNewTokens,
+        Some(max) if prompts[prompt].len().saturating_add(max) <= search.max_length => FinishReason::MaxNewTokens,
         _ => FinishReason::MaxLength,
     };
     let stats = beams.state.stats().clone();
@@ -152,7 +152,8 @@ impl Beams {
             for &token in *prompt {
                 state.row_mut(position * width).push(token, false);
             }
-            let room = search.max_length - prompt.len();
+            let longest = search.max_length.min(model.config().model.context_length);
+            let room = longest.saturating_sub(prompt.len());
             searches.push(PromptBeams {
                 search: BeamSearch::new(width, prompt.len(), search.length_penalty, search.early_stopping, eos),
                 steps_left: params.max_new_tokens.unwrap_or(room).min(room),

@@ -25,6 +25,8 @@ pub(crate) struct CaptureBudget<G> {
     /// Counts launches, to tell what was used last.
     tick: AtomicU64,
     kept: Mutex<Vec<Arc<Kept<G>>>>,
+    /// Captures that were dropped to make room.
+    evicted: AtomicU64,
 }
 
 /// What a capture takes.
@@ -70,7 +72,8 @@ impl<G> Lent<'_, G> {
 
 impl<G> CaptureBudget<G> {
     pub(crate) fn new(limits: CaptureLimits) -> Arc<CaptureBudget<G>> {
-        Arc::new(CaptureBudget { limits, tick: AtomicU64::new(0), kept: Mutex::default() })
+        let (tick, evicted) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(CaptureBudget { limits, tick, kept: Mutex::default(), evicted })
     }
 
     /// Takes what was recorded, after making room for it. Gives it back where there is no room.
@@ -97,7 +100,14 @@ impl<G> CaptureBudget<G> {
             }
             _ => false,
         });
-        idle.count()
+        let count = idle.count();
+        self.evicted.fetch_add(count as u64, Ordering::Relaxed);
+        count
+    }
+
+    /// Captures that were dropped to make room, since the device was opened.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
     }
 
     /// Bytes and graphs that are kept.
@@ -134,6 +144,7 @@ impl<G> CaptureBudget<G> {
             }
             drop(graphs.take());
             kept.retain(|other| !Arc::ptr_eq(other, &victim));
+            self.evicted.fetch_add(1, Ordering::Relaxed);
         }
         true
     }

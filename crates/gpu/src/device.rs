@@ -55,6 +55,11 @@ impl GpuDevice {
         self.captures.budget.used()
     }
 
+    /// Captures that were dropped to make room for others.
+    pub fn captures_evicted(&self) -> u64 {
+        self.captures.budget.evicted()
+    }
+
     /// What kernels for it are compiled for.
     pub fn arch(&self) -> &Arch {
         &self.arch

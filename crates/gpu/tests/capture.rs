@@ -12,8 +12,9 @@ use precast_gpu::{CaptureLimits, GpuContext, GpuMemory, GpuStream};
 use precast_ir::Graph;
 use precast_passes::FloatPrecision;
 use precast_program::{
-    AxisSpan, BoxCopy, CallInputs, CallOutputs, Device, DeviceContext, DeviceMemory, DeviceRun, DeviceSlice, HostSlice,
-    HostSliceMut, IoPath, LaunchPath, LoadedProgram, PadContent, PoisonReason, Port, RunError, StepsReason,
+    AxisSpan, BoxCopy, Bucket, CallInputs, CallOutputs, Device, DeviceContext, DeviceMemory, DeviceRun, DeviceSlice,
+    HostSlice, HostSliceMut, IoPath, LaunchPath, LoadedProgram, PadContent, PoisonReason, Port, RunError, StepsReason,
+    Target,
 };
 use precast_tensor::Tensor;
 use rig::{Rig, assert_answers, canaries, graph, inputs};
@@ -690,6 +691,105 @@ fn captures_are_not_disturbed_by_what_other_threads_do_on_the_device() {
     }
 }
 
+/// Rows of one number, so that many sizes share one kernel.
+fn column(rows: usize) -> Graph {
+    graph(&format!(
+        "graph \"column\"(%0 \"x\": f32[{rows},1]) {{\n  %1 = unary.relu(%0) {{alpha=0.0, beta=0.0}} : f32[{rows},1]\n  \
+         return \"y\" %1\n}}\n"
+    ))
+}
+
+/// H26: sixteen threads answer requests from captures while one after the other new size is loaded and captured.
+#[test]
+fn new_sizes_are_captured_under_the_load_of_sixteen_threads() {
+    const CALLERS: u64 = 16;
+    const NEW_SIZES: usize = 24;
+    for vendor in Vendor::ALL {
+        let limits = CaptureLimits { max_graphs: 64, ..CaptureLimits::default() };
+        let rig = Rig::with(vendor, 1, FloatPrecision::F32, limits);
+        let graph = graph(ROWS);
+        let loaded = rig.load(&graph);
+        let (is_over, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for caller in 0..CALLERS {
+                let (rig, graph, loaded, is_over, answered) = (&rig, &graph, &*loaded, &is_over, &answered);
+                scope.spawn(move || {
+                    let mut context = rig.device().gpu_context();
+                    let mut run = 0;
+                    while run < 4 || !is_over.load(Ordering::Relaxed) {
+                        let launch = run_host(&mut context, loaded, graph, caller * 1000 + run).unwrap().launch;
+                        assert_eq!(launch == LaunchPath::Replayed, run > 2, "caller {caller}, run {run}: {launch:?}");
+                        answered.fetch_add(1, Ordering::Relaxed);
+                        run += 1;
+                    }
+                });
+            }
+            let mut context = rig.device().gpu_context();
+            for rows in 1..=NEW_SIZES {
+                let graph = column(rows);
+                let loaded = rig.load(&graph);
+                let launches = [0, 1, 2, 3].map(|seed| run_host(&mut context, &*loaded, &graph, seed).unwrap().launch);
+                assert_eq!(launches[2..], [LaunchPath::Captured, LaunchPath::Replayed], "{rows} rows");
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert!(answered.into_inner() >= 4 * CALLERS);
+        drop(loaded);
+        rig.assert_clean();
+    }
+}
+
+/// Bytes that the capture of a column takes.
+fn bytes_of_a_capture() -> u64 {
+    let rig = Rig::new(Vendor::Cuda);
+    let graph = column(1);
+    let loaded = rig.load(&graph);
+    let mut context = rig.device().gpu_context();
+    for seed in 0..3 {
+        run_host(&mut context, &*loaded, &graph, seed).unwrap();
+    }
+    let (bytes, graphs) = rig.device().captures_used();
+    assert_eq!(graphs, 1);
+    drop((context, loaded));
+    rig.assert_clean();
+    bytes
+}
+
+/// H30: two thousand sizes, each hot enough to be captured, on contexts that would keep more of them than the 32 that fit.
+#[test]
+fn two_thousand_captured_sizes_never_take_more_than_the_budget() {
+    const SIZES: usize = 2_000;
+    const KEPT: usize = 32;
+    const CONTEXTS: usize = 8;
+    let limits = CaptureLimits { max_bytes: KEPT as u64 * bytes_of_a_capture(), max_graphs: SIZES };
+    let rig = Rig::with(Vendor::Cuda, 1, FloatPrecision::F32, limits);
+    let mut contexts: Vec<GpuContext> = (0..CONTEXTS).map(|_| rig.device().gpu_context()).collect();
+    let mut all = Vec::new();
+    for rows in 1..=SIZES {
+        let context = &mut contexts[rows % CONTEXTS];
+        let graph = column(rows);
+        let loaded = rig.load(&graph);
+        let bytes = vec![0x3f; rows * 4];
+        let mut output = vec![0; rows * 4];
+        let launches = [(); 3].map(|()| context.run(&*loaded, &[&bytes], &mut [&mut output]).unwrap().launch);
+        assert_eq!(launches[2], LaunchPath::Captured, "{rows} rows");
+        assert_eq!(output, bytes, "{rows} rows");
+        let (taken, graphs) = rig.device().captures_used();
+        assert!(taken <= limits.max_bytes && graphs <= KEPT, "{taken} bytes, {graphs} graphs");
+        all.push((graph, loaded));
+    }
+    let evicted = rig.device().captures_evicted();
+    assert!(evicted >= (SIZES / CONTEXTS) as u64, "{evicted} were evicted");
+    // What was evicted answers still, and what was captured last replays.
+    let (graph, loaded) = &all[SIZES / 2];
+    assert_eq!(run_host(&mut contexts[0], &**loaded, graph, 1).unwrap().launch, eager(StepsReason::Cold));
+    let (graph, loaded) = &all[SIZES - 1];
+    let last = &mut contexts[SIZES % CONTEXTS];
+    assert_eq!(run_host(last, &**loaded, graph, 1).unwrap().launch, LaunchPath::Replayed);
+    drop((contexts, all));
+    rig.assert_clean();
+}
+
 /// A step of the host between two of the device, and one that reads an input and writes an output itself.
 const HOST_STEPS: &str = r#"graph "host"(%0 "x": f32[4,6]) {
   %1 = unary.tanh(%0) {alpha=0.0, beta=0.0} : f32[4,6]
@@ -700,6 +800,19 @@ const HOST_STEPS: &str = r#"graph "host"(%0 "x": f32[4,6]) {
   return "y" %4, "z" %5
 }
 "#;
+
+/// H33: what would run on the host in silence is an error for whoever asked for that.
+#[test]
+fn a_strict_target_leaves_nothing_to_the_host() {
+    let rig = Rig::new(Vendor::Cuda);
+    let Rig { target, store, devices, library, fake, .. } = rig;
+    let target = target.strict();
+    let refused = target.compile(&graph(HOST_STEPS), &Bucket::default(), &store).unwrap_err().to_string();
+    assert!(refused.contains("a strict compile leaves nothing to the host"), "{refused}");
+    assert!(target.compile(&graph(ROWS), &Bucket::default(), &store).is_ok());
+    drop((target, devices, library));
+    fake.assert_clean();
+}
 
 #[test]
 fn segments_between_steps_of_the_host_are_captured_in_every_mode() {

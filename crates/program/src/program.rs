@@ -1,6 +1,7 @@
 //! A Program: the steps of one Bucket, where each buffer lies, and the digests of the constants it needs. Immutable; the
 //! kernel of a step and its parameters are the target's own business.
 
+use precast_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 use crate::bucket::Bucket;
@@ -96,9 +97,24 @@ pub struct Program {
 /// Build of this compiler, by its version and a digest of its sources: a Program of another build is refused.
 pub const BUILD: &str = concat!("precast ", env!("CARGO_PKG_VERSION"), " ", env!("PRECAST_SOURCES"));
 
+/// Bytes of an arena beyond the last that a step names. More would be memory that a file asks for and nothing uses.
+const ARENA_SLACK: u64 = 1 << 20;
+
 impl Program {
-    /// Checks that every slot lies inside its buffer and that no step writes what it also touches elsewhere.
+    /// Checks that inputs and outputs have the bytes of their shapes, that the arena is no larger than its buffers, that every
+    /// slot lies inside its buffer and that no step writes what it also touches elsewhere.
     pub fn verify(&self) -> Result<(), String> {
+        for port in self.inputs.iter().chain(&self.outputs) {
+            verify_port(port)?;
+        }
+        let used = self.steps.iter().flat_map(|step| step.reads.iter().chain(&step.writes)).filter_map(|slot| {
+            let Place::Arena(offset) = slot.place else { return None };
+            Some(offset.saturating_add(slot.bytes))
+        });
+        let used = used.max().unwrap_or(0);
+        if self.arena_bytes > used.saturating_add(ARENA_SLACK) {
+            return Err(format!("an arena of {} bytes of which {used} are used", self.arena_bytes));
+        }
         for (position, step) in self.steps.iter().enumerate() {
             for slot in step.reads.iter().chain(&step.writes) {
                 self.verify_slot(slot).map_err(|reason| format!("step {position} ({}): {reason}", step.kernel))?;
@@ -142,12 +158,23 @@ impl Program {
     }
 }
 
+/// An input or output of a known type has the bytes of its shape.
+fn verify_port(port: &Port) -> Result<(), String> {
+    let name = &port.name;
+    let dtype = DType::from_name(&port.dtype).ok_or_else(|| format!("element type '{}' of '{name}'", port.dtype))?;
+    let bytes = port.shape.iter().try_fold(dtype.size_bytes() as u64, |bytes, &size| bytes.checked_mul(size));
+    match bytes == Some(port.bytes) {
+        true => Ok(()),
+        false => Err(format!("'{name}' has {} bytes; its shape {:?} has others", port.bytes, port.shape)),
+    }
+}
+
 fn overlap(a: &Slot, b: &Slot) -> bool {
     if a.bytes == 0 || b.bytes == 0 {
         return false;
     }
     match (a.place, b.place) {
-        (Place::Arena(x), Place::Arena(y)) => x < y + b.bytes && y < x + a.bytes,
+        (Place::Arena(x), Place::Arena(y)) => x < y.saturating_add(b.bytes) && y < x.saturating_add(a.bytes),
         (x, y) => x == y,
     }
 }

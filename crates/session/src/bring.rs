@@ -7,7 +7,7 @@ use std::time::Instant;
 use precast_cache::{GetError, KeyRecord, ProgramCache};
 use precast_ir::Graph;
 use precast_program::program::BUILD;
-use precast_program::{Bucket, Device, LoadedProgram, Program, Target};
+use precast_program::{Bucket, Device, LoadError, LoadedProgram, Program, Target};
 use precast_tensor::Digest;
 
 use crate::error::SessionError;
@@ -104,6 +104,14 @@ impl Drop for LeftCore<'_> {
     }
 }
 
+/// Whether a Program is refused for what is in it, and not for where it should run.
+fn is_malformed(error: &LoadError) -> bool {
+    match error {
+        LoadError::Malformed(_) => true,
+        LoadError::Build { .. } | LoadError::Target { .. } | LoadError::Store(_) | LoadError::Device(_) => false,
+    }
+}
+
 impl Bringer {
     /// The Program, loaded. It compiles when a slot is free.
     pub(crate) fn bring(&self, bucket: &Bucket) -> Result<Option<Entry>, SessionError> {
@@ -136,12 +144,7 @@ impl Bringer {
             let make = || -> Result<_, SessionError> {
                 let _slot = land.is_none().then(|| self.compiling.take());
                 begun = Some(self.underway.begin()?);
-                let _core = LeftCore::new(&*self.devices[0]);
-                tracing::info!(%bucket, "compiling");
-                let graph = graph.take().map_or_else(|| self.source.graph(bucket), Ok)?;
-                let program = self.target.compile(&graph, bucket, self.cache.store());
-                let program = Arc::new(program.map_err(|error| SessionError::Compile(Arc::new(error)))?);
-                self.counters.count_compile();
+                let program = self.compile(bucket, graph.take())?;
                 let constant_bytes: u64 = program.constants.iter().map(|constant| constant.bytes).sum();
                 if let Some(land) = land.filter(|_| constant_bytes <= AHEAD_BYTES_MAX) {
                     let ms = at.elapsed().as_millis() as u64;
@@ -172,13 +175,76 @@ impl Bringer {
         if is_landed {
             return Ok(None);
         }
-        let entry = self.load(bucket, &fetched.program, origin, &record)?;
+        let entry = match origin {
+            Origin::Compiled => self.load(bucket, &fetched.program, origin, &record)?,
+            Origin::Warm | Origin::Loaded | Origin::Fetched => {
+                self.load_cached(bucket, &fetched.program, origin, &record)?
+            }
+        };
         let ms = at.elapsed().as_millis() as u64;
         match &fetched.miss {
             Some(miss) => tracing::info!(%bucket, ?origin, %miss, ms, "the Program is loaded"),
             None => tracing::info!(%bucket, ?origin, ms, "the Program is loaded"),
         }
         Ok(Some(entry))
+    }
+
+    fn compile(&self, bucket: &Bucket, graph: Option<Graph>) -> Result<Arc<Program>, SessionError> {
+        let _core = LeftCore::new(&*self.devices[0]);
+        tracing::info!(%bucket, "compiling");
+        let graph = graph.map_or_else(|| self.source.graph(bucket), Ok)?;
+        let program = self.target.compile(&graph, bucket, self.cache.store());
+        let program = Arc::new(program.map_err(|error| SessionError::Compile(Arc::new(error)))?);
+        self.counters.count_compile();
+        Ok(program)
+    }
+
+    /// A Program from the cache, which must fit the model and load; else one that is compiled instead.
+    fn load_cached(
+        &self,
+        bucket: &Bucket,
+        program: &Arc<Program>,
+        origin: Origin,
+        record: &KeyRecord,
+    ) -> Result<Entry, SessionError> {
+        let loaded = match self.check_ports(program, record) {
+            Ok(()) => self.load(bucket, program, origin, record),
+            Err(error) => Err(error.into()),
+        };
+        match loaded {
+            Err(SessionError::Load(error)) if is_malformed(&error) => self.load_instead(bucket, record, &error),
+            loaded => loaded,
+        }
+    }
+
+    /// Whether the inputs and outputs of a Program have the Types that it is asked for with.
+    fn check_ports(&self, program: &Program, record: &KeyRecord) -> Result<(), LoadError> {
+        let malformed = |reason: String| Err(LoadError::Malformed(reason));
+        let (inputs, outputs) = (self.interface.inputs.len(), self.interface.outputs.len());
+        // Where Graphs differ by their dims, outputs are known by their Programs alone.
+        let is_whole = outputs == 0 || program.outputs.len() == outputs;
+        if program.inputs.len() != inputs || !is_whole {
+            return malformed(format!("{} inputs and {} outputs", program.inputs.len(), program.outputs.len()));
+        }
+        let ports = program.inputs.iter().chain(&program.outputs);
+        for (port, expected) in ports.zip(&record.types) {
+            let sizes: Vec<String> = port.shape.iter().map(u64::to_string).collect();
+            let found = format!("{}[{}]", port.dtype, sizes.join(","));
+            if found != *expected {
+                return malformed(format!("'{}' is {found}; {expected} was expected", port.name));
+            }
+        }
+        Ok(())
+    }
+
+    /// A Program of our own in place of a cached one that contradicts itself, which is given up. This one is not published:
+    /// a cache that is only read, or a store, may still have the other.
+    fn load_instead(&self, bucket: &Bucket, record: &KeyRecord, error: &LoadError) -> Result<Entry, SessionError> {
+        tracing::warn!(%bucket, %error, "the cached Program does not load; compiling");
+        self.cache.discard(record, &error.to_string());
+        let _begun = self.underway.begin()?;
+        let program = self.compile(bucket, None)?;
+        self.load(bucket, &program, Origin::Compiled, record)
     }
 
     fn load(

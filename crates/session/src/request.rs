@@ -54,24 +54,6 @@ pub(crate) fn is_aligned_for(bytes: &[u8], dtype: DType) -> bool {
     bytes.is_empty() || bytes.as_ptr().addr() & (dtype.size_bytes() - 1) == 0
 }
 
-/// Each input must have the bytes that its shape says.
-pub(crate) fn check_sizes(arguments: &[Argument<'_>]) -> Result<(), SessionError> {
-    for (position, argument) in arguments.iter().enumerate() {
-        let elements = argument.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
-        let bytes = elements.and_then(|elements| elements.checked_mul(argument.dtype.size_bytes()));
-        if bytes != Some(argument.bytes.len()) {
-            return Err(SessionError::Request(format!(
-                "input {position} has {} bytes; its shape {:?} of {} needs {}",
-                argument.bytes.len(),
-                argument.shape,
-                argument.dtype.name(),
-                bytes.map_or("more than there are addresses".to_string(), |bytes| bytes.to_string())
-            )));
-        }
-    }
-    Ok(())
-}
-
 /// Inputs as tensors of their own.
 pub(crate) fn tensors_of(arguments: &[Argument<'_>]) -> Result<Vec<Tensor>, SessionError> {
     let tensor = |argument: &Argument<'_>| {
@@ -128,6 +110,25 @@ impl Unifier {
             symbols,
             has_expressions,
         }
+    }
+
+    /// Each input must have the bytes that its shape says.
+    pub(crate) fn check_sizes(&self, arguments: &[Argument<'_>]) -> Result<(), SessionError> {
+        for (position, argument) in arguments.iter().enumerate() {
+            let elements = argument.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
+            let bytes = elements.and_then(|elements| elements.checked_mul(argument.dtype.size_bytes()));
+            if bytes != Some(argument.bytes.len()) {
+                let name = self.names.get(position).map_or(position.to_string(), |name| format!("'{name}'"));
+                return Err(SessionError::Request(format!(
+                    "input {name} has {} bytes; its shape {:?} of {} needs {}",
+                    argument.bytes.len(),
+                    argument.shape,
+                    argument.dtype.name(),
+                    bytes.map_or("more than there are addresses".to_string(), |bytes| bytes.to_string())
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Values of all dims, or what contradicts what.

@@ -21,7 +21,7 @@ use crate::ladders::Ladders;
 use crate::options::{OnMiss, SessionOptions, Startup};
 use crate::programs::{Flight, Programs};
 use crate::report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
-use crate::request::{Argument, InputForm, Unifier, check_sizes, is_aligned, is_aligned_for, tensors_of};
+use crate::request::{Argument, InputForm, Unifier, is_aligned, is_aligned_for, tensors_of};
 use crate::slots::Slots;
 use crate::startup::ReadyCell;
 use crate::submit::{Answer, Pending, Workers};
@@ -278,6 +278,21 @@ impl Session {
     }
 }
 
+/// Rows without an element that a request may have.
+const ROWS_OF_NOTHING_MAX: i64 = 4096;
+
+/// Where another dim is 0, rows cost a client nothing, so their number is no measure of what it sent.
+fn refuse_rows_of_nothing(rows: i64, arguments: &[Argument<'_>]) -> Result<(), SessionError> {
+    let elements = |argument: &Argument<'_>| argument.shape.iter().fold(1usize, |all, &size| all.saturating_mul(size));
+    let are_there = arguments.iter().any(|argument| elements(argument) as i128 >= i128::from(rows));
+    if are_there || rows <= ROWS_OF_NOTHING_MAX {
+        return Ok(());
+    }
+    Err(SessionError::Request(format!(
+        "the request has {rows} rows and no element in them; at most {ROWS_OF_NOTHING_MAX} such rows were expected"
+    )))
+}
+
 impl Inner {
     pub(crate) fn run(&self, inputs: &[Tensor]) -> Result<(Vec<Tensor>, RunReport), SessionError> {
         let arguments: Vec<Argument<'_>> = inputs.iter().map(Argument::from).collect();
@@ -401,7 +416,7 @@ impl Inner {
 
     /// Finds or makes what a request runs on.
     fn prepare(&self, arguments: &[Argument<'_>]) -> Result<Prepared, SessionError> {
-        check_sizes(arguments)?;
+        self.unifier.check_sizes(arguments)?;
         self.prepare_for(arguments, Residence::Host)
     }
 
@@ -413,6 +428,7 @@ impl Inner {
     ) -> Result<Prepared, SessionError> {
         let values = self.unifier.unify(arguments)?;
         let primary = self.programs.read(|table| table.ladders.primary());
+        refuse_rows_of_nothing(primary.map_or(0, |primary| values[primary]), arguments)?;
         if let Some(primary) = primary.filter(|&primary| values[primary] == 0) {
             return self.answer_empty(&values, primary);
         }

@@ -46,7 +46,11 @@ impl Traffic {
     /// Requests by size, earlier Sessions' with them.
     fn all(&self) -> Vec<u64> {
         let before = self.before.iter().copied().chain(std::iter::repeat(0));
-        self.counts.iter().zip(before).map(|(count, before)| count.load(Ordering::Relaxed) + before).collect()
+        self.counts
+            .iter()
+            .zip(before)
+            .map(|(count, before)| count.load(Ordering::Relaxed).saturating_add(before))
+            .collect()
     }
 
     /// The ladders, that of the primary dim fitted to the traffic where the policy says so and there was some.
@@ -55,7 +59,7 @@ impl Traffic {
         let policy = ladders.symbol(primary).and_then(|symbol| options.dims.get(symbol)).map(|dim| &dim.buckets);
         let Some(&BucketPolicy::Fitted { max, count }) = policy else { return ladders };
         let traffic = self.all();
-        if traffic.iter().sum::<u64>() == 0 {
+        if traffic.iter().all(|&count| count == 0) {
             return ladders;
         }
         ladders.with_primary_extents(fit_extents(&traffic, max, count.unwrap_or(FITTED_BUCKETS), estimated_cost))

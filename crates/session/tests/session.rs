@@ -215,7 +215,7 @@ fn many_threads_run_one_session_at_once() {
     });
 }
 
-/// H28: runs of changing sizes, straight into buffers and not, while others open the same model.
+/// H28: runs of changing sizes, straight into buffers, into new tensors and submitted, while others open the same model.
 #[test]
 fn sixteen_threads_alternate_batches_while_eight_build() {
     let session = open(ROWS, BucketPolicy::PowersOfTwo { max: 4 }, OnMiss::Wait, true, memory());
@@ -228,6 +228,8 @@ fn sixteen_threads_alternate_batches_while_eight_build() {
                     let (outputs, _) = session.run(std::slice::from_ref(&x)).unwrap();
                     assert_near(&outputs[0], &expected(ROWS, &x));
                     assert_eq!(run_into(session, &x).0, outputs[0].as_bytes());
+                    let (submitted, _) = session.submit(vec![x]).unwrap().wait().unwrap();
+                    assert_eq!(submitted, outputs);
                 }
             });
         }
@@ -514,7 +516,7 @@ fn a_request_of_another_form_is_refused_after_any_number_of_right_ones() {
     let other_type = error(Argument { dtype: DType::I32, ..Argument::from(&x) });
     assert_eq!(other_type, "input 'x' is i32[2,2]; the model expects f32[n,2]");
     let short = error(Argument { bytes: &x.as_bytes()[..12], ..Argument::from(&x) });
-    assert_eq!(short, "input 0 has 12 bytes; its shape [2, 2] of f32 needs 16");
+    assert_eq!(short, "input 'x' has 12 bytes; its shape [2, 2] of f32 needs 16");
     let flat = error(Argument { shape: &[4], ..Argument::from(&x) });
     assert_eq!(flat, "input 'x' is f32[4]; the model expects f32[n,2]");
 }

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use precast::npy::write_npy;
-use precast::{CacheOptions, Model, ProgramCache, Runner, RunnerOptions, Tensor, TuningRecord, TuningTable};
+use precast::{Model, Runner, RunnerOptions, Tensor, TuningRecord, TuningTable};
 use precast_cpu::CpuDevice;
 use precast_ir::attr::ConstantSource;
 use precast_ir::{Definition, text};
@@ -19,9 +19,9 @@ use precast_program::{ArtifactStore, Bucket, Device, MemoryStore, Port, Program}
 use precast_tensor::Digest;
 use prost::Message;
 
+use super::cache_files::CacheFiles;
 use super::mutate::{EDGES, Random, mutate};
 use super::{BatchReport, FuzzTarget, HANG, corpus_folder, graphs, read_corpus};
-use crate::torture::cache_model::{Subject, write_small};
 
 /// Bytes that an input of n bytes may have allocated at once: a message takes more room in memory than in a file, and a
 /// Graph more than its text. What is refused has no use for more than the base; what is accepted may be a small file that
@@ -75,7 +75,7 @@ impl Fuzzer {
         let mut report = BatchReport::default();
         for seed in first..first + count {
             report.inputs += 1;
-            match self.run(seed) {
+            match self.run(seed, &mut report) {
                 Ok(outcome) => {
                     report.accepted += u64::from(outcome.is_accepted);
                     report.allocated_max = report.allocated_max.max(outcome.allocated);
@@ -93,11 +93,14 @@ impl Fuzzer {
     }
 
     /// Makes the input of a seed and gives it to the target.
-    fn run(&self, seed: u64) -> Result<Outcome> {
+    fn run(&self, seed: u64, report: &mut BatchReport) -> Result<Outcome> {
         let mut random = Random::new(seed);
         if let Some(cache) = &self.cache {
-            let length = cache.bytes()?;
-            return measured(length, || cache.run(&mut random).map(|()| false));
+            return measured(cache.bytes(), || {
+                let outcome = cache.run(&mut random)?;
+                report.note(&outcome.note);
+                Ok(outcome.is_accepted)
+            });
         }
         let bytes = self.input(&mut random)?;
         measured(bytes.len() as u64, || self.read(&bytes))
@@ -317,7 +320,8 @@ fn wrong_program(bytes: &[u8], other: &[u8], random: &mut Random) -> Result<Vec<
     Ok(precast_program::encode(&program))
 }
 
-fn break_program(program: &mut Program, random: &mut Random) {
+/// Changes a step of a Program, the order of two, or how many there are.
+pub(super) fn break_program(program: &mut Program, random: &mut Random) {
     let steps = program.steps.len();
     if steps == 0 {
         return;
@@ -339,64 +343,6 @@ fn break_program(program: &mut Program, random: &mut Random) {
             program.steps[at].kernel = program.steps[other].kernel.clone();
         }
     }
-}
-
-/// A cache on disk with one model's Programs in it.
-struct CacheFiles {
-    folder: tempfile::TempDir,
-    subject: Subject,
-    answers: String,
-}
-
-impl CacheFiles {
-    fn new() -> Result<CacheFiles> {
-        let folder = tempfile::tempdir()?;
-        let subject = write_small(&folder.path().join("m.onnx"))?.with_max_batch(1);
-        let root = folder.path().join("cache");
-        let session = subject.open(Arc::new(ProgramCache::open(CacheOptions::new(&root))?))?;
-        let answers = subject.answers(&session)?;
-        Ok(CacheFiles { folder, subject, answers })
-    }
-
-    /// Bytes of all files.
-    fn bytes(&self) -> Result<u64> {
-        let mut files = Vec::new();
-        list_files(&self.folder.path().join("cache"), &mut files)?;
-        files.iter().map(|path| Ok(fs::metadata(path)?.len())).sum()
-    }
-
-    /// Damages one file; a Session on the cache must still give the same answers.
-    fn run(&self, random: &mut Random) -> Result<()> {
-        let root = self.folder.path().join("cache");
-        let mut files = Vec::new();
-        list_files(&root, &mut files)?;
-        files.sort();
-        ensure!(!files.is_empty(), "the cache is empty");
-        let path = random.pick(&files);
-        let mut bytes = fs::read(path)?;
-        mutate(&mut bytes, &[], random);
-        fs::write(path, bytes)?;
-        let Ok(cache) = ProgramCache::open(CacheOptions::new(&root)) else {
-            // A root that does not look like one is refused as a whole; the next input begins with a new one.
-            fs::remove_dir_all(&root)?;
-            self.subject.open(Arc::new(ProgramCache::open(CacheOptions::new(&root))?))?;
-            return Ok(());
-        };
-        let session = self.subject.open(Arc::new(cache)).with_context(|| format!("after '{}'", path.display()))?;
-        ensure!(self.subject.answers(&session)? == self.answers, "other answers after '{}'", path.display());
-        Ok(())
-    }
-}
-
-fn list_files(folder: &std::path::Path, files: &mut Vec<std::path::PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        match path.is_dir() {
-            true => list_files(&path, files)?,
-            false => files.push(path),
-        }
-    }
-    Ok(())
 }
 
 /// Writes the corpora: as few models of the generator as have every operator between them, and their Graphs as text.

@@ -12,6 +12,17 @@ fn tactic(json: &Value) -> String {
     json["explain"][0]["tactic"].as_str().unwrap().to_string()
 }
 
+/// H31: one tuning table gives one Program, in whatever folder and process it is compiled.
+#[test]
+fn one_tuning_table_gives_the_same_bytes_in_another_folder() {
+    let (here, there) = (bench(), bench());
+    let tuned = tactic(&here.json("compile m.onnx -o a --explain --tune full --cache c"));
+    let copied = std::process::Command::new("cp").arg("-r").args([here.path("c"), there.path("c")]).status().unwrap();
+    assert!(copied.success());
+    assert_eq!(tactic(&there.json("compile m.onnx -o a --explain --cache c")), tuned);
+    assert_eq!(here.read("a"), there.read("a"));
+}
+
 #[test]
 fn a_tuned_program_says_so_and_a_plain_compile_uses_what_was_measured() {
     let bench = bench();

@@ -1,10 +1,16 @@
 //! H1: onnx CVE-2022-25882, CVE-2024-27318, CVE-2026-27489: a location that leaves the model's folder.
 
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::inotify;
+
 use crate::model::{external, of_initializer};
 use crate::{Bench, MODEL, REFUSED};
 
 /// Spellings of a way out: with the file that is there, with none, through what exists and through what does not.
-fn ways_out(bench: &Bench) -> Vec<String> {
+pub(crate) fn ways_out(bench: &Bench) -> Vec<String> {
     let outside = bench.outer().join("outside").display().to_string();
     let mut ways: Vec<String> = [
         "",
@@ -57,15 +63,35 @@ fn ways_out(bench: &Bench) -> Vec<String> {
     ways
 }
 
+/// Sees whether anybody opens a file.
+struct Watch(OwnedFd);
+
+impl Watch {
+    fn new(path: &Path) -> Watch {
+        let watch = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC).unwrap();
+        inotify::add_watch(&watch, path, inotify::WatchFlags::OPEN).unwrap();
+        Watch(watch)
+    }
+
+    fn was_opened(&self) -> bool {
+        inotify::Reader::new(&self.0, &mut [MaybeUninit::uninit(); 512]).next().is_ok()
+    }
+}
+
 #[test]
 fn forty_spellings_of_a_way_out_are_refused() {
     let bench = Bench::new();
     let ways = ways_out(&bench);
     assert!(ways.len() >= 40);
+    let outside = bench.outer().join("outside");
+    let watch = Watch::new(&outside);
     for way in ways {
         let stderr = bench.refusal(&of_initializer(external(&[("location", &way)])), REFUSED);
         assert!(stderr.contains("location"), "{way:?}: {stderr}");
+        assert!(!watch.was_opened(), "{way:?} opened the file outside");
     }
+    std::fs::read(&outside).unwrap();
+    assert!(watch.was_opened(), "the watch sees what is opened");
 }
 
 #[test]

@@ -1,6 +1,11 @@
 //! H9: onnxruntime #27721, #27699, #27950: a file of a few bytes, or a whole one that was cut, read out of bounds.
 
+use std::fs;
+use std::path::Path;
+
 use precast::Model;
+use precast_onnx::proto::ModelProto;
+use prost::Message;
 
 use crate::Bench;
 use crate::model::{at_every_place, external};
@@ -31,6 +36,26 @@ fn every_cut_of_a_model_is_an_error_or_a_model_that_lacks_its_end() {
         for length in 0..bytes.len() {
             if let Ok(model) = Model::from_bytes(bytes[..length].to_vec().into()) {
                 assert!(model.symbolic_graph().is_err(), "{place}: {length} of {} bytes", bytes.len());
+            }
+        }
+    }
+}
+
+/// Models of the fuzzer's corpus, which have every operator between them. What is cut behind the whole graph may be a model.
+#[test]
+fn every_cut_of_twenty_models_is_an_error_or_has_the_whole_graph() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/onnx");
+    let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    assert!(paths.len() >= 20);
+    for path in &paths[..20] {
+        let bytes = fs::read(path).unwrap();
+        let whole = ModelProto::decode(&bytes[..]).unwrap();
+        for length in 0..bytes.len() {
+            let cut = &bytes[..length];
+            if Model::from_bytes(cut.to_vec().into()).and_then(|model| model.symbolic_graph()).is_ok() {
+                let is_whole = ModelProto::decode(cut).is_ok_and(|model| model.graph == whole.graph);
+                assert!(is_whole, "{}: {length} of {} bytes", path.display(), bytes.len());
             }
         }
     }

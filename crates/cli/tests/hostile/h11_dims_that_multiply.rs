@@ -2,8 +2,8 @@
 
 use precast_onnx::proto::{AttributeProto, AttributeType, TensorProto};
 
-use crate::Bench;
 use crate::model::{INT64, attribute, encode, graph, node, of_initializer};
+use crate::{Bench, REFUSAL_BYTES_MAX};
 
 /// Numbers of every element type of ONNX, and of some that are none.
 const ELEMENT_TYPES: std::ops::RangeInclusive<i32> = -1..=30;
@@ -32,8 +32,14 @@ fn dims_that_the_data_does_not_fill_are_errors_for_every_type() {
                 raw_data: Some(vec![0; 8].into()),
                 ..TensorProto::default()
             };
-            let model = precast::Model::from_bytes(of_initializer(tensor).into());
-            assert!(model.and_then(|model| model.symbolic_graph()).is_err(), "{data_type} {dims:?}");
+            let bytes = of_initializer(tensor);
+            let mut is_refused = false;
+            let allocated = allocation_counter::measure(|| {
+                let model = precast::Model::from_bytes(bytes.into());
+                is_refused = model.and_then(|model| model.symbolic_graph()).is_err();
+            });
+            assert!(is_refused, "{data_type} {dims:?}");
+            assert!(allocated.bytes_max < REFUSAL_BYTES_MAX, "{data_type} {dims:?}: {} bytes", allocated.bytes_max);
         }
     }
 }

@@ -15,6 +15,7 @@ mod h09_short_and_cut_files;
 mod h10_ranges_that_wrap;
 mod h11_dims_that_multiply;
 mod h12_graphs_that_break_analysis;
+mod h13_shapes_of_requests;
 mod model;
 
 use std::fs;
@@ -28,6 +29,9 @@ use tempfile::TempDir;
 /// Address space of a command, in KiB. The binary itself, its threads and a mapped file need a part of it; what a file asks
 /// for by lying about a size does not fit.
 const ADDRESS_SPACE_KIB: u64 = 4 << 20;
+
+/// Bytes that a refusal may take at once.
+pub(crate) const REFUSAL_BYTES_MAX: u64 = 64 << 20;
 
 /// A command that takes longer hangs.
 const HANG: Duration = Duration::from_secs(60);

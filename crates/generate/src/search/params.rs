@@ -52,6 +52,10 @@ const OWN_KEYS: &[&str] = &[
 const LOGPROBS_MAX: usize = 20;
 /// Strings that may end a row.
 const STOP_MAX: usize = 64;
+/// Bytes of one of them: text that could become one is held back, and looked through with every token.
+const STOP_BYTES_MAX: usize = 4096;
+/// Answers to one prompt; each takes a row, which is made when the request is.
+const ANSWERS_MAX: usize = 1024;
 /// Size of a bias.
 const BIAS_MAX: f32 = 100.0;
 
@@ -175,6 +179,7 @@ impl GeneratorParams {
     /// Checks every range against a vocabulary of this many ids.
     pub fn check(&self, vocabulary: usize) -> Result<(), ParamsError> {
         let search = &self.search;
+        let longest_stop = self.stop.iter().map(String::len).max().unwrap_or(0);
         let claims: &[(bool, &str, String)] = &[
             (search.temperature >= 0.0, "temperature of 0 or more", search.temperature.to_string()),
             ((0.0..=1.0).contains(&search.top_p), "top_p of 0 to 1", search.top_p.to_string()),
@@ -189,8 +194,8 @@ impl GeneratorParams {
             (search.length_penalty.is_finite(), "finite length_penalty", search.length_penalty.to_string()),
             ((1..=32).contains(&search.num_beams), "num_beams of 1 to 32", search.num_beams.to_string()),
             (
-                search.num_return_sequences >= 1,
-                "num_return_sequences of 1 or more",
+                (1..=ANSWERS_MAX).contains(&search.num_return_sequences),
+                "num_return_sequences of 1 to 1024",
                 search.num_return_sequences.to_string(),
             ),
             (search.chunk_size != Some(0), "chunk_size of 1 or more", "0".to_string()),
@@ -202,6 +207,11 @@ impl GeneratorParams {
             ),
             (self.stop.len() <= STOP_MAX, "at most 64 stop strings", self.stop.len().to_string()),
             (!self.stop.iter().any(String::is_empty), "stop strings that are not empty", "\"\"".to_string()),
+            (
+                longest_stop <= STOP_BYTES_MAX,
+                "stop string of at most 4096 bytes",
+                format!("one of {longest_stop} bytes"),
+            ),
         ];
         if let Some((_, expected, found)) = claims.iter().find(|(holds, ..)| !holds) {
             return Err(ParamsError(format!("{found} was given; a {expected} was expected")));

@@ -97,6 +97,12 @@ impl NodeCx<'_, '_> {
         self.constant(value).ok_or_else(|| Fault::NeedsValue { values: vec![value], what: what.to_string() })
     }
 
+    /// The dims of a value that must have so many.
+    pub fn dims_of<const RANK: usize>(&self, value: ValueId, what: &str) -> Result<[Dim; RANK], Fault> {
+        <[Dim; RANK]>::try_from(self.dims(value))
+            .map_err(|dims| Fault::Invalid(format!("{what} has rank {}; {RANK} was expected", dims.len())))
+    }
+
     /// Integers that decide the form of the Graph, such as axes.
     pub fn require_ints(&self, value: ValueId, what: &str) -> Result<Vec<i64>, Fault> {
         if let Some(content) = self.builder.content(value)

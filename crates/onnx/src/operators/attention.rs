@@ -2,8 +2,13 @@
 //! that com.microsoft's operators share are here too; those operators and the rotary embedding have files of their own.
 
 mod cached;
+mod decoder;
 mod microsoft;
+mod packed;
+mod paged;
+mod position_bias;
 mod rotary;
+mod sparse;
 
 use precast_ir::ValueId;
 use precast_ir::op::{BinaryFn, CompareFn, Matmul, ReduceFn, UnaryFn};
@@ -20,6 +25,19 @@ pub(super) const IMPORTS: &[Import] = &[
     Import { domain: "com.microsoft", name: "GroupQueryAttention", since: 1, tier: 1, function: microsoft::group_query_attention },
     Import { domain: "com.microsoft", name: "MultiHeadAttention", since: 1, tier: 1, function: microsoft::multi_head_attention },
     Import { domain: "com.microsoft", name: "QAttention", since: 1, tier: 1, function: microsoft::q_attention },
+    Import { domain: "com.microsoft", name: "DecoderAttention", since: 1, tier: 2, function: decoder::decoder_attention },
+    Import { domain: "com.microsoft", name: "DecoderMaskedMultiHeadAttention", since: 1, tier: 1, function: decoder::masked_multi_head_attention },
+    Import { domain: "com.microsoft", name: "DecoderMaskedSelfAttention", since: 1, tier: 2, function: decoder::masked_self_attention },
+    Import { domain: "com.microsoft", name: "GatedRelativePositionBias", since: 1, tier: 2, function: position_bias::gated_relative_position_bias },
+    Import { domain: "com.microsoft", name: "LongformerAttention", since: 1, tier: 2, function: sparse::longformer_attention },
+    Import { domain: "com.microsoft", name: "MRotaryEmbedding", since: 1, tier: 2, function: rotary::multimodal_rotary_embedding },
+    Import { domain: "com.microsoft", name: "PackedAttention", since: 1, tier: 1, function: packed::packed_attention },
+    Import { domain: "com.microsoft", name: "PackedMultiHeadAttention", since: 1, tier: 1, function: packed::packed_multi_head_attention },
+    Import { domain: "com.microsoft", name: "PagedAttention", since: 1, tier: 1, function: paged::paged_attention },
+    Import { domain: "com.microsoft", name: "RelativePositionBias", since: 1, tier: 2, function: position_bias::relative_position_bias },
+    Import { domain: "com.microsoft", name: "RemovePadding", since: 1, tier: 2, function: packed::remove_padding },
+    Import { domain: "com.microsoft", name: "RestorePadding", since: 1, tier: 2, function: packed::restore_padding },
+    Import { domain: "com.microsoft", name: "SparseAttention", since: 1, tier: 2, function: sparse::sparse_attention },
     Import { domain: "com.microsoft", name: "RotaryEmbedding", since: 1, tier: 1, function: rotary::microsoft_rotary_embedding },
 ];
 
@@ -50,6 +68,22 @@ struct Scoring {
     precision: Option<DType>,
     /// Scores [heads] or [1] of a key that every query sees and that has no value: it takes a part of the probability.
     sink: Option<ValueId>,
+}
+
+impl Scoring {
+    /// Scoring without masks.
+    fn plain(masked: f64) -> Scoring {
+        Scoring {
+            scale: 1.0,
+            softcap: 0.0,
+            allowed: None,
+            added: None,
+            masked,
+            may_mask_all: false,
+            precision: None,
+            sink: None,
+        }
+    }
 }
 
 /// Results of attention, and what the score output may be asked for.

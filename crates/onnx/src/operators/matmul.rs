@@ -1,8 +1,9 @@
 //! Matrix products: MatMul, Gemm, MatMulInteger and the fused forms of com.microsoft. Einsum, the products with packed
-//! weights, mixtures of experts and com.microsoft's other operators have files of their own.
+//! weights, mixtures of experts, products of 8-bit floats and com.microsoft's other operators have files of their own.
 
 mod einsum;
 mod experts;
+mod float8;
 mod microsoft;
 mod nbits;
 
@@ -31,6 +32,12 @@ pub(super) const IMPORTS: &[Import] = &[
     Import { domain: "com.microsoft", name: "MatMulInteger16", since: 1, tier: 1, function: microsoft::matmul_integer16 },
     Import { domain: "com.microsoft", name: "MatMulNBits", since: 1, tier: 1, function: nbits::matmul_nbits },
     Import { domain: "com.microsoft", name: "MoE", since: 1, tier: 1, function: experts::moe },
+    Import { domain: "com.microsoft", name: "GemmFloat8", since: 1, tier: 2, function: float8::gemm_float8 },
+    Import { domain: "com.microsoft", name: "MatMulBlockQuantizedFp4Weight", since: 1, tier: 2, function: float8::fp4_weight },
+    Import { domain: "com.microsoft", name: "MatMulBlockQuantizedFp8Weight", since: 1, tier: 2, function: float8::fp8_weight },
+    Import { domain: "com.microsoft", name: "MatMulNBitsMlp", since: 1, tier: 2, function: nbits::matmul_nbits_mlp },
+    Import { domain: "com.microsoft", name: "MatMulNBitsQkv", since: 1, tier: 2, function: nbits::matmul_nbits_qkv },
+    Import { domain: "com.microsoft", name: "QMoE", since: 1, tier: 1, function: experts::quantised_moe },
     Import { domain: "com.microsoft", name: "TransposeMatMul", since: 1, tier: 1, function: fused_matmul },
 ];
 

@@ -26,6 +26,8 @@ const TILES: &str = "its operands lie in tiles of one vendor's cards: quantise w
 const LAYOUT: &str = "saved after another system's layout changes: export again without them";
 const TRAINING: &str = "training operators are not covered";
 const MAPS: &str = "maps are not covered as values: give the model tensors";
+const TRAINED: &str = "dropout and its masks are for training: export the model for inference";
+const RARE: &str = "it is rare and not covered: export the operators of ai.onnx that it is made of";
 
 /// Every refused operator.
 pub const REFUSED: &[Refused] = &[
@@ -33,17 +35,43 @@ pub const REFUSED: &[Refused] = &[
     refused("ai.onnx.ml", "CastMap", MAPS),
     refused("ai.onnx.ml", "DictVectorizer", MAPS),
     refused("ai.onnx.preview.training", "*", TRAINING),
+    refused("com.microsoft", "AttnLSTM", RARE),
     refused("com.microsoft", "BeamSearch", SEARCH),
+    refused("com.microsoft", "BiasDropout", TRAINED),
+    refused("com.microsoft", "BitmaskBiasDropout", TRAINED),
+    refused("com.microsoft", "BitmaskDropout", TRAINED),
+    refused("com.microsoft", "BranchwiseRMSNorm", RARE),
     refused("com.microsoft", "DequantizeWithOrder", TILES),
+    refused("com.microsoft", "DynamicSparseAttention", RARE),
+    refused("com.microsoft", "DynamicTimeWarping", RARE),
     refused("com.microsoft", "EPContext", BINARY),
+    refused("com.microsoft", "EngramGate", RARE),
+    refused("com.microsoft", "GatedAdd", RARE),
     refused("com.microsoft", "GreedySearch", SEARCH),
+    refused("com.microsoft", "HyperConnection*", RARE),
+    refused("com.microsoft", "IsAllFinite", RARE),
+    refused("com.microsoft", "LinearAttentionGate", RARE),
     refused("com.microsoft", "MatMulFpQ4", "its weights are packed for kernels of one library: export MatMulNBits"),
+    refused(
+        "com.microsoft",
+        "MaxpoolWithMask",
+        "it is for one runtime's internal use and says nowhere what it computes",
+    ),
+    refused("com.microsoft", "MurmurHash3", RARE),
+    refused("com.microsoft", "NGramHashMapping", RARE),
+    refused("com.microsoft", "PackedSparseAttentionIndexer", RARE),
     refused("com.microsoft", "QOrdered*", TILES),
     refused("com.microsoft", "QuantizeWithOrder", TILES),
     refused("com.microsoft", "Sampling", SEARCH),
+    refused("com.microsoft", "ScaledSiLU", RARE),
     refused("com.microsoft", "Snpe", BINARY),
+    refused("com.microsoft", "SparseAttentionIndexer", RARE),
+    refused("com.microsoft", "SparsePagedAttention", RARE),
     refused("com.microsoft", "Tokenizer", "texts are cut into tokens before the model: give it numbers"),
+    refused("com.microsoft", "VarlenCausalConvWithState", RARE),
+    refused("com.microsoft", "VarlenNGramHashMapping", RARE),
     refused("com.microsoft", "WhisperBeamSearch", SEARCH),
+    refused("com.microsoft", "WordConvEmbedding", RARE),
     refused("com.microsoft.nchwc", "*", LAYOUT),
     refused("com.ms.internal.nhwc", "*", LAYOUT),
 ];

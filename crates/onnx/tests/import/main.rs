@@ -10,6 +10,7 @@ mod index;
 mod loss;
 mod matmul;
 mod microsoft;
+mod microsoft_attention;
 mod ml;
 mod model;
 mod norm;

@@ -1,8 +1,9 @@
 //! Matrix products. Expected numbers are those of onnxruntime unless they are obvious.
 
+use precast_onnx::proto::AttributeProto;
 use precast_tensor::{DType, Tensor};
 
-use crate::compare::{assert_close, ramp};
+use crate::compare::{assert_close, assert_near, ramp};
 use crate::model::{Model, float, floats, int, ops, output_type, text};
 
 #[test]
@@ -122,4 +123,85 @@ fn determinants_of_small_matrices_are_written_out() {
     let x = floats(&[1, 3, 3], &[2.0, 0.0, 1.0, 1.0, 3.0, 2.0, 1.0, 1.0, 4.0]);
     assert_eq!(model("3").eval("y", &[x]), [floats(&[1], &[18.0])]);
     assert!(model("9").refusal("y").contains("9x9"));
+}
+
+/// Several products of one normalised operand are those products, each by itself.
+#[test]
+fn products_with_packed_weights_share_a_norm() {
+    let bytes = |step: usize| {
+        let elements: Vec<u8> = (0..64).map(|at| (at * step % 251) as u8).collect();
+        Tensor::from_vec([4, 1, 16], elements).unwrap()
+    };
+    let sizes = [int("K", 32), int("block_size", 32), int("bits", 4)];
+    let with = |more: &[AttributeProto]| [&sizes[..], more].concat();
+    let model = Model::new(17)
+        .input("a", DType::F32, &["2", "32"])
+        .input("s", DType::F32, &["2", "32"])
+        .constant("g", ramp(&[32], 5))
+        .constant("p", bytes(7))
+        .constant("q", bytes(11))
+        .constant("c", floats(&[4], &[0.5, 0.25, 1.0, -0.5]))
+        .constant("b", ramp(&[4], 3))
+        .node(
+            "com.microsoft:MatMulNBitsMlp",
+            "a s g p c b q c _",
+            "y t",
+            &with(&[int("N", 4), text("activation", "silu")]),
+        )
+        .node(
+            "com.microsoft:MatMulNBitsQkv",
+            "a s g p c b q c _ q c b",
+            "k l m n",
+            &with(&[int("Nq", 4), int("Nkv", 4)]),
+        )
+        .node("com.microsoft:SkipSimplifiedLayerNormalization", "a s g", "d _ _ e", &[float("epsilon", 1e-5)])
+        .node("com.microsoft:MatMulNBits", "d p c _ _ b", "u", &with(&[int("N", 4)]))
+        .node("com.microsoft:MatMulNBits", "d q c", "v", &with(&[int("N", 4)]))
+        .node("Sigmoid", "u", "w", &[])
+        .node("Mul", "u w", "x", &[])
+        .node("Mul", "x v", "z", &[]);
+    let found = model.eval("y t k l z e u v", &[ramp(&[2, 32], 7), ramp(&[2, 32], 9)]);
+    // Their epsilons differ, by little.
+    assert_near(&found[..4], &found[4..], 1e-4);
+}
+
+#[test]
+fn products_of_small_floats_are_those_of_their_numbers() {
+    // e2m1: 0.5, 1.5, -6 and 4; e4m3: 0x38 is 1, 0x40 is 2.
+    let model = Model::new(19)
+        .input("a", DType::F32, &["1", "4"])
+        .constant("b", Tensor::from_vec([1, 2], vec![0x31_u8, 0x6f]).unwrap())
+        .constant("s", Tensor::from_vec([1, 2], vec![0x38_u8, 0x40]).unwrap())
+        .constant("w", floats(&[], &[0.5]))
+        .constant("c", floats(&[1], &[10.0]))
+        .node("com.microsoft:MatMulBlockQuantizedFp4Weight", "a b s w _ c", "y", &[int("block_size", 2)]);
+    let a = floats(&[1, 4], &[1.0, 2.0, 4.0, 8.0]);
+    // (0.5 + 3) / 2 + (-24 + 32) + 10.
+    assert_eq!(model.eval("y", &[a.clone()]), [floats(&[1, 1], &[19.75])]);
+
+    let eight = |numbers: &[f64]| Tensor::from_f64(DType::F8E4M3Fn, [1, 4], numbers, true).unwrap();
+    let model = Model::new(19)
+        .input("a", DType::F32, &["1", "4"])
+        .constant("b", eight(&[1.0, -2.0, 0.5, 3.0]))
+        .constant("s", floats(&[1, 2], &[1.0, 0.25]))
+        .constant("z", floats(&[], &[0.5]))
+        .node("com.microsoft:MatMulBlockQuantizedFp8Weight", "a b s", "y", &[int("block_size", 3)])
+        .node("com.microsoft:MatMulBlockQuantizedFp8Weight", "a b s z", "r", &[int("block_size", 3)]);
+    // 1 - 4 + 2 + 6; rounded to e4m3 after a division by 0.5 these numbers stay.
+    let found = model.eval("y r", &[a.clone()]);
+    assert_eq!(found, [floats(&[1, 1], &[5.0]), floats(&[1, 1], &[5.0])]);
+
+    let model = Model::new(19)
+        .input("a", DType::F32, &["1", "4"])
+        .constant("b", eight(&[1.0, -2.0, 0.5, 3.0]))
+        .constant("c", floats(&[1], &[4.0]))
+        .constant("s", floats(&[1], &[2.0]))
+        .node(
+            "com.microsoft:GemmFloat8",
+            "a b c _ s",
+            "y",
+            &[int("transB", 1), float("alpha", 0.5), float("beta", 0.25), text("activation", "RELU")],
+        );
+    // 2 (1 - 4 + 2 + 24) / 2 + 1.
+    assert_eq!(model.eval("y", &[a]), [floats(&[1, 1], &[24.0])]);
 }

@@ -153,6 +153,7 @@ pub fn number_of(dtype: DType) -> i32 {
         DType::I64 => 7,
         DType::Bool => 9,
         DType::F64 => 11,
+        DType::F8E4M3Fn => 17,
         other => panic!("no test uses {other}"),
     }
 }

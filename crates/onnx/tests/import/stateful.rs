@@ -3,8 +3,8 @@
 use precast_onnx::proto::AttributeProto;
 use precast_tensor::{DType, Tensor};
 
-use crate::compare::{assert_close, ramp};
-use crate::model::{Model, floats, int, ops, text};
+use crate::compare::{assert_close, assert_near, ramp};
+use crate::model::{Model, floats, int, int_tensor, ints, ops, text};
 
 /// Rows `from..to` of the second axis of a [1, T, width] tensor.
 fn part(x: &Tensor, from: usize, to: usize) -> Tensor {
@@ -78,4 +78,67 @@ fn a_causal_convolution_sees_the_state_before_its_input() {
     let second = conv("4", "x w b s").eval("y t", &[rest, first[1].clone()]);
     assert_eq!(whole[1], second[1]);
     assert_eq!(whole[0].to_f64_vec()[1..5], second[0].to_f64_vec()[..4]);
+}
+
+/// As many value heads as query heads, and a state with its axes the other way round: LinearAttention.
+#[test]
+fn a_gated_delta_net_is_linear_attention_on_heads_apart() {
+    let attributes = [int("q_num_heads", 2), int("kv_num_heads", 2), text("update_rule", "gated_delta")];
+    let model = Model::new(27)
+        .input("q", DType::F32, &["1", "3", "4"])
+        .input("k", DType::F32, &["1", "3", "4"])
+        .input("v", DType::F32, &["1", "3", "6"])
+        .input("d", DType::F32, &["1", "3", "2"])
+        .input("b", DType::F32, &["1", "3", "2"])
+        .input("s", DType::F32, &["1", "2", "2", "3"])
+        .ints("keys", &[1, 3, 2, 2])
+        .ints("values", &[1, 3, 2, 3])
+        .ints("flat", &[1, 3, 6])
+        .node("LinearAttention", "q k v s d b", "z t", &attributes)
+        .node("Reshape", "q keys", "qh", &[])
+        .node("Reshape", "k keys", "kh", &[])
+        .node("Reshape", "v values", "vh", &[])
+        .node("Transpose", "s", "sh", &[ints("perm", &[0, 1, 3, 2])])
+        .node("com.microsoft:GatedDeltaNet", "qh kh vh _ d b sh", "o p", &[])
+        .node("Reshape", "o flat", "y", &[])
+        .node("Transpose", "p", "r", &[ints("perm", &[0, 1, 3, 2])]);
+    let sizes: [(&[usize], usize); 6] =
+        [(&[1, 3, 4], 5), (&[1, 3, 4], 3), (&[1, 3, 6], 7), (&[1, 3, 2], 9), (&[1, 3, 2], 4), (&[1, 2, 2, 3], 6)];
+    let found = model.eval("y r z t", &sizes.map(|(shape, step)| ramp(shape, step)));
+    assert_close(&found[..2], &found[2..]);
+}
+
+/// Two value heads for one query head, its gate and its activations spelled out; tokens without an axis of the batch.
+#[test]
+fn a_gated_delta_net_shares_heads_and_computes_its_gates() {
+    let model = Model::new(27)
+        .input("q", DType::F32, &["3", "1", "2"])
+        .input("k", DType::F32, &["3", "1", "2"])
+        .input("v", DType::F32, &["3", "2", "2"])
+        .input("d", DType::F32, &["3", "2"])
+        .input("b", DType::F32, &["3", "2"])
+        .constant("s", ramp(&[1, 2, 2, 2], 5))
+        .constant("a", ramp(&[2], 3))
+        .constant("t", ramp(&[2], 7))
+        .node(
+            "com.microsoft:GatedDeltaNet",
+            "q k v _ d b s a t",
+            "y r",
+            &[text("gate_activation", "qwen"), text("beta_activation", "sigmoid"), int("qk_l2_norm", 1)],
+        )
+        .constant("twice", int_tensor(&[3], &[1, 2, 1]))
+        .node("Tile", "q twice", "q2", &[])
+        .node("Tile", "k twice", "k2", &[])
+        .node("LpNormalization", "q2", "qn", &[int("axis", -1)])
+        .node("LpNormalization", "k2", "kn", &[int("axis", -1)])
+        .node("Add", "d t", "dt", &[])
+        .node("Softplus", "dt", "sp", &[])
+        .node("Exp", "a", "ea", &[])
+        .node("Mul", "sp ea", "m", &[])
+        .node("Neg", "m", "g", &[])
+        .node("Sigmoid", "b", "u", &[])
+        .node("com.microsoft:GatedDeltaNet", "qn kn v _ g u s", "z w", &[]);
+    let sizes: [(&[usize], usize); 5] = [(&[3, 1, 2], 5), (&[3, 1, 2], 4), (&[3, 2, 2], 7), (&[3, 2], 9), (&[3, 2], 6)];
+    let found = model.eval("y r z w", &sizes.map(|(shape, step)| ramp(shape, step)));
+    assert_near(&found[..2], &found[2..], 1e-4);
 }

@@ -16,13 +16,17 @@ pub const MAKERS: &[Maker] = &[
     on_microsoft("LinearAttention", linear_attention),
     on_microsoft("MatMulBnb4", table_product),
     on_microsoft("MatMulInteger16", short_product),
+    on_microsoft("DecoderMaskedMultiHeadAttention", decoder_step),
+    on_microsoft("MRotaryEmbedding", multimodal_rotation),
     on_microsoft("MoE", experts),
     on_microsoft("NGramRepeatBlock", blocked),
     on_microsoft("NhwcMaxPool", pool_channels_last),
     on_microsoft("QAttention", quantised_attention),
     on_microsoft("QEmbedLayerNormalization", quantised_embedding),
     on_microsoft("QLinearConv", quantised_conv),
+    on_microsoft("QMoE", quantised_experts),
     on_microsoft("Range", range),
+    on_microsoft("SparseAttention", sparse_attention),
     on_microsoft("UnfoldTensor", unfold),
     on_microsoft("Unique", unique),
 ];
@@ -93,6 +97,162 @@ fn experts(growing: &mut Growing, operator: &str) -> Made {
     }
     let inputs = [&x, &router, &first, &first_bias, &second, &second_bias];
     growing.add(Call::of(operator, &inputs).with(attributes).microsoft()).map(drop)
+}
+
+/// The same with weights of few bits, which onnxruntime has with their blocks whole and gates beside values.
+fn quantised_experts(growing: &mut Growing, operator: &str) -> Made {
+    const SIZE: usize = 32;
+    let (tokens, count) = (1 + growing.random.below(3), 2 + growing.random.below(2));
+    let bits = *growing.random.pick(&[4, 8]);
+    // Of all levels alike, so that sums of products stay small.
+    let scale = if bits == 8 { 1.0 / 4096.0 } else { 1.0 / 256.0 };
+    // Blocks of 8 bits are multiplied with inputs that onnxruntime rounds to 8 bits first.
+    let block = if bits == 8 { 0 } else { *growing.random.pick(&[0, 16, 32]) };
+    let activation = growing.choose(&["relu", "gelu", "silu", "identity", "swiglu"]);
+    let fused = if activation == "swiglu" { 2 * SIZE } else { SIZE };
+    let x = growing.operand(DType::F32, &[tokens, SIZE]);
+    // Which of equal scores is larger is nobody's to say.
+    let scores: Vec<f32> = (0..tokens * count).map(|at| (at * 7 % 11) as f32 / 4.0 - 1.0).collect();
+    let router = growing.constant_of(Tensor::from_vec([tokens, count], scores).ok()?);
+    let has_zeros = growing.random.once_in(2);
+    let mut parts = Vec::new();
+    for rows in [fused, SIZE] {
+        let bytes: Vec<u8> = (0..count * rows * SIZE * bits / 8).map(|_| growing.random.word() as u8).collect();
+        let weights = growing.constant_of(Tensor::from_vec([count, rows, SIZE * bits / 8], bytes).ok()?);
+        let blocks = if block == 0 { vec![count, rows] } else { vec![count, rows, SIZE / block] };
+        let sized: Vec<f64> = (0..blocks.iter().product()).map(|at: usize| (1 + at % 3) as f64 * scale).collect();
+        let scales = growing.constant_of(Tensor::from_f64(DType::F32, blocks.clone(), &sized, true).ok()?);
+        let zeros = match has_zeros {
+            true => {
+                let mut packed = blocks.clone();
+                let last = packed.last_mut()?;
+                *last = (*last * bits).div_ceil(8);
+                let bytes: Vec<u8> = (0..packed.iter().product()).map(|_| growing.random.word() as u8).collect();
+                growing.constant_of(Tensor::from_vec(packed, bytes).ok()?)
+            }
+            false => Known::absent(),
+        };
+        parts.push((weights, scales, zeros));
+    }
+    let absent = Known::absent();
+    let ((first, first_scales, first_zeros), (second, second_scales, second_zeros)) = (&parts[0], &parts[1]);
+    let inputs = [
+        &x,
+        &router,
+        first,
+        first_scales,
+        &absent,
+        second,
+        second_scales,
+        &absent,
+        &absent,
+        &absent,
+        &absent,
+        first_zeros,
+        second_zeros,
+    ];
+    let mut attributes = vec![
+        int("k", 1 + growing.random.below(count)),
+        int("expert_weight_bits", bits),
+        string("activation_type", activation),
+        int("normalize_routing_weights", growing.random.below(2)),
+    ];
+    if block != 0 {
+        attributes.push(int("block_size", block));
+    }
+    if activation == "swiglu" {
+        attributes.push(int("swiglu_fusion", 1));
+    }
+    growing.add(Call::of(operator, &inputs).with(attributes).microsoft()).map(drop)
+}
+
+/// One token behind a buffer of which some slots are filled.
+fn decoder_step(growing: &mut Growing, operator: &str) -> Made {
+    // Nobody judges a graph that has it, so few should.
+    if !growing.random.once_in(8) {
+        return None;
+    }
+    let (batch, heads, size) =
+        (1 + growing.random.below(2), 1 + growing.random.below(3), 2 + 2 * growing.random.below(3));
+    let slots = 2 + growing.random.below(5);
+    let width = heads * size;
+    let [q, k, v] = [0; 3].map(|_| growing.operand(DType::F32, &[batch, 1, width]));
+    let [keys, values] = [0; 2].map(|_| growing.operand(DType::F32, &[batch, heads, slots, size]));
+    let filled = growing.random.below(slots) as i32;
+    let filled = growing.constant_of(Tensor::from_vec([1], vec![filled]).ok()?);
+    let absent = Known::absent();
+    let bias = match growing.random.once_in(2) {
+        true => growing.operand(DType::F32, &[3 * width]),
+        false => Known::absent(),
+    };
+    let inputs = [&q, &k, &v, &absent, &absent, &keys, &values, &filled, &absent, &absent, &bias];
+    let attributes = vec![int("num_heads", heads), int("past_present_share_buffer", 1)];
+    growing.add(Call::of(operator, &inputs).with(attributes).microsoft())?;
+    growing.unjudged =
+        Some("onnxruntime crashes in DecoderMaskedMultiHeadAttention unless past and present are one memory");
+    Some(())
+}
+
+fn multimodal_rotation(growing: &mut Growing, operator: &str) -> Made {
+    let (batch, heads, length) =
+        (1 + growing.random.below(2), 1 + growing.random.below(3), 1 + growing.random.below(4));
+    let sections = [0; 3].map(|_| 1 + growing.random.below(3));
+    let half: usize = sections.iter().sum();
+    let layout = growing.random.below(2);
+    // Interleaved sections take turns, so that none may be longer than a third.
+    let sections = if layout == 1 { [half - 2 * (half / 3), half / 3, half / 3] } else { sections };
+    let shape = match growing.random.once_in(2) {
+        true => vec![batch, heads, length, 2 * half],
+        false => vec![batch, length, heads * 2 * half],
+    };
+    let x = growing.operand(DType::F32, &shape);
+    let positions: Vec<i64> = (0..3 * batch * length).map(|_| growing.random.below(7) as i64).collect();
+    let positions = growing.constant_of(Tensor::from_vec([3, batch, length], positions).ok()?);
+    let [cos, sin] = [0; 2].map(|_| growing.constant_within(DType::F32, &[7, half], -1.0, 1.0));
+    let attributes = vec![
+        int("num_heads", heads),
+        sizes("mrope_section", &sections),
+        int("mrope_layout", layout),
+        int("interleaved", growing.random.below(2)),
+    ];
+    growing.add(Call::of(operator, &[&x, &positions, &cos, &sin]).with(attributes).microsoft()).map(drop)
+}
+
+/// A prompt of one or more blocks, or one token behind a few cached ones.
+fn sparse_attention(growing: &mut Growing, operator: &str) -> Made {
+    const BLOCK: usize = 16;
+    // Nobody judges a graph that has it, so few should.
+    if !growing.random.once_in(8) {
+        return None;
+    }
+    let (batch, kv_heads, size) = (1 + growing.random.below(2), 1 + growing.random.below(2), 8);
+    let heads = kv_heads * (1 + growing.random.below(2));
+    let slots = 2 * BLOCK;
+    let (length, total) = match growing.random.once_in(2) {
+        true => (1, 2 + growing.random.below(slots - 2)),
+        false => {
+            let length = 2 + growing.random.below(slots - 2);
+            (length, length)
+        }
+    };
+    let q = growing.operand(DType::F32, &[batch, length, heads * size]);
+    let [k, v] = [0; 2].map(|_| growing.operand(DType::F32, &[batch, length, kv_heads * size]));
+    let [keys, values] = [0; 2].map(|_| growing.operand(DType::F32, &[batch, kv_heads, slots, size]));
+    // Two rows of blocks: the second sees the first or not, by layout.
+    let (bounds, columns) = match heads % 2 == 0 && growing.random.once_in(2) {
+        true => (vec![0, 1, 3, 0, 1, 2], vec![0, 0, 1, 0, 1, -1]),
+        false => (vec![0, 1, 3], vec![0, 0, 1]),
+    };
+    let layouts = bounds.len() / 3;
+    let bounds = growing.constant_of(Tensor::from_vec([layouts, 3], bounds).ok()?);
+    let columns = growing.constant_of(Tensor::from_vec([layouts, 3], columns).ok()?);
+    let longest = growing.constant_of(Tensor::from_vec([1], vec![total as i32]).ok()?);
+    let totals = growing.constant_of(Tensor::from_vec([batch], vec![total as i32; batch]).ok()?);
+    let inputs = [&q, &k, &v, &keys, &values, &bounds, &columns, &longest, &totals];
+    let attributes = vec![int("num_heads", heads), int("kv_num_heads", kv_heads), int("sparse_block_size", BLOCK)];
+    growing.add_all(Call::of(operator, &inputs).with(attributes).outputs(3).microsoft())?;
+    growing.unjudged = Some("onnxruntime runs SparseAttention only where past and present are one memory");
+    Some(())
 }
 
 /// Scores that may not be are -inf; what comes out is clipped, since nothing else could be made of it.

@@ -17,7 +17,7 @@ use crate::import::{Fault, NodeCx};
 use crate::operators::matmul::zero_point;
 
 /// Default score of masked keys.
-const MASK_FILTER: f64 = -10000.0;
+pub(super) const MASK_FILTER: f64 = -10000.0;
 /// Default of what keeps the roots in norms of queries and keys from 0.
 const QK_NORM_EPSILON: f64 = 1e-6;
 
@@ -51,17 +51,20 @@ pub(super) fn q_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
 }
 
 /// Queries, keys and values side by side, and what else attention may be given.
-struct Projected {
+pub(super) struct Projected {
     /// [batch, length, width].
-    values: ValueId,
+    pub values: ValueId,
     /// Widths of queries, keys and values; thirds where there are none.
-    sizes: Option<Vec<usize>>,
-    mask: Option<ValueId>,
-    past: Option<ValueId>,
-    bias: Option<ValueId>,
+    pub sizes: Option<Vec<usize>>,
+    /// Which keys count.
+    pub mask: Option<ValueId>,
+    /// Keys and values [2, batch, heads, length, size] of earlier tokens.
+    pub past: Option<ValueId>,
+    /// Added to the scores.
+    pub bias: Option<ValueId>,
 }
 
-fn attention_of(cx: &mut NodeCx<'_, '_>, projected: &Projected) -> Outputs {
+pub(super) fn attention_of(cx: &mut NodeCx<'_, '_>, projected: &Projected) -> Outputs {
     let heads = cx.int("num_heads", 0)?;
     let is_causal = cx.flag("unidirectional", false)?;
     let masked = cx.float("mask_filter_value", MASK_FILTER)?;
@@ -72,7 +75,7 @@ fn attention_of(cx: &mut NodeCx<'_, '_>, projected: &Projected) -> Outputs {
     let [q, k, v] = split_columns(cx, projected.values, projected.sizes.as_deref())?;
     let (q, mut k, mut v) = (split_heads(cx, q, heads)?, split_heads(cx, k, heads)?, split_heads(cx, v, heads)?);
     let scale = scale.map_or_else(|| default_scale(cx, q), Ok)?;
-    let mut scoring = Scoring { scale, added: projected.bias, ..plain(masked) };
+    let mut scoring = Scoring { scale, added: projected.bias, ..Scoring::plain(masked) };
     let past = match projected.past {
         Some(past) => Some(split_past(cx, past)?),
         None => None,
@@ -122,7 +125,11 @@ fn refuse_bias(bias: Option<ValueId>) -> Result<(), Fault> {
 }
 
 /// Columns of a projection [batch, length, width] for queries, keys and values: thirds, or of the sizes given.
-fn split_columns(cx: &mut NodeCx<'_, '_>, x: ValueId, sizes: Option<&[usize]>) -> Result<[ValueId; 3], Fault> {
+pub(super) fn split_columns(
+    cx: &mut NodeCx<'_, '_>,
+    x: ValueId,
+    sizes: Option<&[usize]>,
+) -> Result<[ValueId; 3], Fault> {
     let width = cx.dims(x).last().cloned().unwrap_or(Dim::ZERO);
     let third = width.floor_div(&Dim::from(3));
     let [a, b, c] = match sizes {
@@ -166,8 +173,11 @@ pub(super) fn multi_head_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         k = cx.concat(&[past_k, k], 2)?;
         v = cx.concat(&[past_v, v], 2)?;
     }
-    let mut scoring =
-        Scoring { scale: scale.map_or_else(|| default_scale(cx, q), Ok)?, added: cx.optional(5), ..plain(masked) };
+    let mut scoring = Scoring {
+        scale: scale.map_or_else(|| default_scale(cx, q), Ok)?,
+        added: cx.optional(5),
+        ..Scoring::plain(masked)
+    };
     let heads = Heads { q, k, v };
     add_masks(cx, &mut scoring, heads, &past_length, is_causal, cx.optional(4))?;
     let attended = attend(cx, heads, &scoring)?;
@@ -270,7 +280,7 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
         } else {
             (q, k)
         };
-        let scoring = Scoring { scale, softcap, sink, ..plain(f64::NEG_INFINITY) };
+        let scoring = Scoring { scale, softcap, sink, ..Scoring::plain(f64::NEG_INFINITY) };
         let y = attend_behind_cache(cx, Heads { q, k, v }, &cache, window, scoring)?;
         let y = merge_heads(cx, y)?;
         if cx.shares_caches() {
@@ -317,7 +327,8 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     }
     // The window counts the query itself.
     allowed = add_window(cx, allowed, rows, columns, (if window > 0 { window - 1 } else { -1 }, -1))?;
-    let scoring = Scoring { scale, softcap, allowed, added: cx.optional(10), sink, ..plain(f64::NEG_INFINITY) };
+    let scoring =
+        Scoring { scale, softcap, allowed, added: cx.optional(10), sink, ..Scoring::plain(f64::NEG_INFINITY) };
     let attended = attend(cx, heads, &scoring)?;
     Ok(vec![merge_heads(cx, attended.y)?, k, v])
 }
@@ -399,7 +410,7 @@ fn check_total(cx: &NodeCx<'_, '_>, keys: &Dim) -> Result<(), Fault> {
 }
 
 /// Queries, keys and values with their heads apart; keys and values may stand behind the queries in one operand.
-fn read_grouped(cx: &mut NodeCx<'_, '_>, heads: i64, kv_heads: i64) -> Result<Grouped, Fault> {
+pub(super) fn read_grouped(cx: &mut NodeCx<'_, '_>, heads: i64, kv_heads: i64) -> Result<Grouped, Fault> {
     let query = cx.input(0)?;
     if heads <= 0 || kv_heads <= 0 {
         return Err(Fault::Invalid(format!("{heads} query heads and {kv_heads} key heads; 1 or more was expected")));
@@ -435,22 +446,8 @@ fn rotate(cx: &mut NodeCx<'_, '_>, x: ValueId, positions: ValueId, rotation: &Ro
     add_rotation(cx, x, cos, sin, &Rotation { size, is_interleaved: rotation.is_interleaved })
 }
 
-/// Scoring without masks.
-fn plain(masked: f64) -> Scoring {
-    Scoring {
-        scale: 1.0,
-        softcap: 0.0,
-        allowed: None,
-        added: None,
-        masked,
-        may_mask_all: false,
-        precision: None,
-        sink: None,
-    }
-}
-
 /// The causal mask, and a mask of integers: 1 where a key may be seen, or the length of each row.
-fn add_masks(
+pub(super) fn add_masks(
     cx: &mut NodeCx<'_, '_>,
     scoring: &mut Scoring,
     heads: Heads,
@@ -497,7 +494,7 @@ fn add_masks(
 }
 
 /// An attribute that must have the value that is covered.
-fn refuse(cx: &NodeCx<'_, '_>, name: &str, covered: i64) -> Result<(), Fault> {
+pub(super) fn refuse(cx: &NodeCx<'_, '_>, name: &str, covered: i64) -> Result<(), Fault> {
     let found = cx.int(name, covered)?;
     if found == covered {
         return Ok(());

@@ -59,6 +59,71 @@ pub(super) fn microsoft_rotary_embedding(cx: &mut NodeCx<'_, '_>) -> Outputs {
     Ok(vec![add_rotation_of(cx, x, heads, cos, sin, &rotation)?])
 }
 
+/// MRotaryEmbedding of com.microsoft: three streams of positions [3, batch, length], for time, height and width. Each column of
+/// the tables belongs to one of them.
+pub(super) fn multimodal_rotary_embedding(cx: &mut NodeCx<'_, '_>) -> Outputs {
+    let (x, ids, cos, sin) = (cx.input(0)?, cx.input(1)?, cx.input(2)?, cx.input(3)?);
+    let rotation = read_rotation(cx, "interleaved")?;
+    let mut heads = cx.int("num_heads", 0)?;
+    let layout = cx.int("mrope_layout", 0)?;
+    let sections = cx.sizes("mrope_section")?.unwrap_or_default();
+    if cx.float("scale", 1.0)? != 1.0 || cx.flag("is_packed_batching", false)? {
+        return Err(Fault::Unsupported("a scale other than 1 and is_packed_batching=1 are not covered".to_string()));
+    }
+    let [_, half] = cx.dims_of(cos, "the cosine table")?;
+    let half = cx.number(&half, "half of what is turned of a head")?;
+    let streams = streams_of_columns(&sections, half, layout)?;
+    if heads == 0 && cx.rank(x) == 3 {
+        let [_, _, width] = cx.dims_of(x, "the input")?;
+        heads = (cx.number(&width, "the hidden size")? / (2 * half).max(1)) as i64;
+    }
+    cx.dims_of::<3>(ids, "the position ids")?;
+    let (cos, sin) = (gather_streams(cx, cos, ids, &streams)?, gather_streams(cx, sin, ids, &streams)?);
+    Ok(vec![add_rotation_of(cx, x, heads, cos, sin, &rotation)?])
+}
+
+/// Which stream of positions each column of the tables belongs to.
+fn streams_of_columns(sections: &[usize], half: usize, layout: i64) -> Result<Vec<usize>, Fault> {
+    let &[time, height, width] = sections else {
+        return Err(Fault::Invalid(format!(
+            "attribute 'mrope_section' has {} entries; 3 were expected",
+            sections.len()
+        )));
+    };
+    if half == 0 || time.checked_add(height).and_then(|sum| sum.checked_add(width)) != Some(half) {
+        return Err(Fault::Invalid(format!(
+            "attribute 'mrope_section' is {sections:?}; a sum of {half}, the columns of the tables, was expected"
+        )));
+    }
+    let stream = |column: usize| match layout {
+        0 => usize::from(column >= time) + usize::from(column >= time + height),
+        _ if column % 3 == 1 && column < 3 * height => 1,
+        _ if column % 3 == 2 && column < 3 * width => 2,
+        _ => 0,
+    };
+    match layout {
+        0 | 1 => Ok((0..half).map(stream).collect()),
+        other => Err(Fault::Invalid(format!("attribute 'mrope_layout' is {other}; 0 or 1 was expected"))),
+    }
+}
+
+/// A table [positions, columns] at positions [3, batch, length], of which each column takes its own stream: [batch, length, columns].
+fn gather_streams(cx: &mut NodeCx<'_, '_>, table: ValueId, ids: ValueId, streams: &[usize]) -> Result<ValueId, Fault> {
+    let all = cx.gather(table, ids, 0)?;
+    let mut parts = Vec::new();
+    let mut start = 0;
+    for run in streams.chunk_by(|a, b| a == b) {
+        let part = cx.slice_axis(all, 0, Dim::from(run[0]), Dim::ONE)?;
+        let part = cx.slice_axis(part, 3, Dim::from(start), Dim::from(run.len()))?;
+        parts.push(cx.squeeze(part, &[0])?);
+        start += run.len();
+    }
+    match parts[..] {
+        [only] => Ok(only),
+        _ => cx.concat(&parts, 2),
+    }
+}
+
 fn read_rotation(cx: &NodeCx<'_, '_>, interleaved: &str) -> Result<Rotation, Fault> {
     let size = cx.int("rotary_embedding_dim", 0)?;
     let size = usize::try_from(size)

@@ -1,12 +1,18 @@
 //! MatMulNBits: a product with weights packed to 2, 4 or 8 bits, one scale and zero point a block of a column. The
 //! weights stay the file's bytes under an `unpack` and a `dequantize`, so that they stay small in the Graph.
+//! MatMulNBitsMlp and MatMulNBitsQkv: several such products of one operand, which is normalised before them.
 //! GatherBlockQuantized: rows of such a matrix, as embeddings that share it with the product at the end have it.
 
 use precast_ir::ValueId;
-use precast_ir::op::{BinaryFn, Dequantize, Matmul, Unpack};
+use precast_ir::op::{BinaryFn, Dequantize, Matmul, RmsNorm, UnaryFn, Unpack};
 use precast_tensor::{DType, Dim, Tensor};
 
 use crate::import::{Fault, NodeCx};
+
+/// Default of what keeps the root in the norm before a gated product from 0.
+const MLP_EPSILON: f64 = 1e-5;
+/// The same before the products for queries, keys and values.
+const QKV_EPSILON: f64 = 1e-6;
 
 /// Sizes of the weights: `columns` (N) by `depth` (K), in blocks along the depth.
 struct Blocks {
@@ -23,7 +29,7 @@ impl Blocks {
 }
 
 pub(super) fn matmul_nbits(cx: &mut NodeCx<'_, '_>) -> Result<Vec<ValueId>, Fault> {
-    let blocks = read_blocks(cx)?;
+    let blocks = read_blocks(cx, "N")?;
     // Both are hints for kernels of ONNX Runtime.
     cx.int("accuracy_level", 0)?;
     if cx.int("weight_prepacked", 0)? != 0 {
@@ -33,7 +39,7 @@ pub(super) fn matmul_nbits(cx: &mut NodeCx<'_, '_>) -> Result<Vec<ValueId>, Faul
     }
     let (a, packed, scales) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
     check_groups(cx, &blocks)?;
-    let weights = unpack_weights(cx, packed, &blocks)?;
+    let weights = unpack_weights(cx, packed, &blocks, cx.optional(3).is_some())?;
     let dtype = cx.dtype(a);
     let scales = cx.cast(scales, dtype)?;
     let scales = cx.reshape(scales, vec![Dim::from(blocks.columns), Dim::from(blocks.count())])?;
@@ -43,6 +49,58 @@ pub(super) fn matmul_nbits(cx: &mut NodeCx<'_, '_>) -> Result<Vec<ValueId>, Faul
         y = cx.binary(BinaryFn::Add, y, bias)?;
     }
     Ok(vec![y])
+}
+
+/// MatMulNBitsMlp: activation(A · gate) times A · up, where A may be normalised first, behind a sum with a skip.
+pub(super) fn matmul_nbits_mlp(cx: &mut NodeCx<'_, '_>) -> Result<Vec<ValueId>, Fault> {
+    let blocks = read_blocks(cx, "N")?;
+    let (a, sum) = normalised(cx, MLP_EPSILON)?;
+    let gate = product_at(cx, a, 3, &blocks)?;
+    let up = product_at(cx, a, 6, &blocks)?;
+    let gate = match cx.string("activation", "")?.to_lowercase().as_str() {
+        "silu" | "swish" => cx.unary_with(UnaryFn::Silu, 1.0, 0.0, gate)?,
+        "gelu" => cx.unary(UnaryFn::GeluErf, gate)?,
+        "relu" => cx.unary(UnaryFn::Relu, gate)?,
+        other => return Err(Fault::Invalid(format!("attribute 'activation' is '{other}'; silu was expected"))),
+    };
+    Ok(vec![cx.binary(BinaryFn::Mul, gate, up)?, sum])
+}
+
+/// MatMulNBitsQkv: queries, keys and values of a normalised A, behind a sum with a skip where one is given.
+pub(super) fn matmul_nbits_qkv(cx: &mut NodeCx<'_, '_>) -> Result<Vec<ValueId>, Fault> {
+    let (of_queries, of_keys) = (read_blocks(cx, "Nq")?, read_blocks(cx, "Nkv")?);
+    let (a, sum) = normalised(cx, QKV_EPSILON)?;
+    let query = product_at(cx, a, 3, &of_queries)?;
+    let (key, value) = (product_at(cx, a, 6, &of_keys)?, product_at(cx, a, 9, &of_keys)?);
+    Ok(vec![query, key, value, sum])
+}
+
+/// The first input plus the skip at position 1, normalised by the scale at position 2, where these are given; and the sum.
+fn normalised(cx: &mut NodeCx<'_, '_>, epsilon: f64) -> Result<(ValueId, ValueId), Fault> {
+    let epsilon = cx.float("epsilon", epsilon)?;
+    // A hint for kernels of ONNX Runtime.
+    cx.int("accuracy_level", 0)?;
+    let mut a = cx.input(0)?;
+    if let Some(skip) = cx.optional(1) {
+        a = cx.binary(BinaryFn::Add, a, skip)?;
+    }
+    let Some(scale) = cx.optional(2) else { return Ok((a, a)) };
+    let axis = cx.axis(-1, cx.rank(a))?;
+    Ok((cx.add(RmsNorm { axis, epsilon }, &[a, scale])?, a))
+}
+
+/// a times packed weights at a position, with scales and a bias at the next two.
+fn product_at(cx: &mut NodeCx<'_, '_>, a: ValueId, at: usize, blocks: &Blocks) -> Result<ValueId, Fault> {
+    let weights = unpack_weights(cx, cx.input(at)?, blocks, false)?;
+    let scales = cx.cast(cx.input(at + 1)?, cx.dtype(a))?;
+    let scales = cx.reshape(scales, vec![Dim::from(blocks.columns), Dim::from(blocks.count())])?;
+    let op = Dequantize { to: cx.dtype(scales), axis: 1, block: blocks.block };
+    let weights = cx.add(op, &[weights, scales])?;
+    let y = cx.add(Matmul { transpose_a: false, transpose_b: true }, &[a, weights])?;
+    match cx.optional(at + 2) {
+        Some(bias) => cx.binary(BinaryFn::Add, y, bias),
+        None => Ok(y),
+    }
 }
 
 /// Rows of a matrix in blocks of few bits. Levels that are packed into bytes are counted from the middle one, those of a
@@ -73,7 +131,7 @@ pub(super) fn gather_block_quantized(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Valu
     let blocks = Blocks { columns, depth, block, dtype };
     let scales = cx.reshape(scales, vec![Dim::from(columns), Dim::from(blocks.count())])?;
     let rows = cx.gather(data, indices, 0)?;
-    let levels = if is_packed { unpack_rows(cx, rows, dtype)? } else { rows };
+    let levels = if is_packed { unpack_rows(cx, rows, level_type(dtype, cx.optional(3).is_some()))? } else { rows };
     let mut parts = vec![levels, cx.gather(scales, indices, 0)?];
     if let Some(zeros) = cx.optional(3) {
         let zeros = match is_packed {
@@ -86,7 +144,8 @@ pub(super) fn gather_block_quantized(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Valu
     Ok(vec![cx.add(op, &parts)?])
 }
 
-fn read_blocks(cx: &NodeCx<'_, '_>) -> Result<Blocks, Fault> {
+/// The sizes that attributes give; the one that counts columns has this name.
+fn read_blocks(cx: &NodeCx<'_, '_>, columns: &str) -> Result<Blocks, Fault> {
     let size = |name: &str, default: i64| {
         let number = cx.int(name, default)?;
         usize::try_from(number)
@@ -94,16 +153,18 @@ fn read_blocks(cx: &NodeCx<'_, '_>) -> Result<Blocks, Fault> {
             .filter(|&number| number > 0)
             .ok_or_else(|| Fault::Invalid(format!("attribute '{name}' is {number}; 1 or more was expected")))
     };
-    let bits = cx.int("bits", 4)?;
-    let dtype = match bits {
-        2 => DType::U2,
-        4 => DType::U4,
-        8 => DType::U8,
-        _ => {
-            return Err(Fault::Unsupported(format!("{bits}-bit weights are not covered; 2, 4 and 8 are")));
-        }
-    };
-    Ok(Blocks { columns: size("N", 0)?, depth: size("K", 0)?, block: size("block_size", 32)?, dtype })
+    let dtype = type_of_bits(cx.int("bits", 4)?)?;
+    Ok(Blocks { columns: size(columns, 0)?, depth: size("K", 0)?, block: size("block_size", 32)?, dtype })
+}
+
+/// The unsigned type of so many bits.
+pub(super) fn type_of_bits(bits: i64) -> Result<DType, Fault> {
+    match bits {
+        2 => Ok(DType::U2),
+        4 => Ok(DType::U4),
+        8 => Ok(DType::U8),
+        _ => Err(Fault::Unsupported(format!("{bits}-bit weights are not covered; 2, 4 and 8 are"))),
+    }
 }
 
 /// `g_idx` names the block of every row; only the order that it has without `g_idx` is covered.
@@ -117,7 +178,12 @@ fn check_groups(cx: &NodeCx<'_, '_>, blocks: &Blocks) -> Result<(), Fault> {
 }
 
 /// Weights [N, K] of packed rows. They stay packed in the Graph: what reads them unpacks them.
-fn unpack_weights(cx: &mut NodeCx<'_, '_>, packed: ValueId, blocks: &Blocks) -> Result<ValueId, Fault> {
+fn unpack_weights(
+    cx: &mut NodeCx<'_, '_>,
+    packed: ValueId,
+    blocks: &Blocks,
+    has_zero_points: bool,
+) -> Result<ValueId, Fault> {
     let tensor = cx.require_constant(packed, "packed weights")?;
     let per_byte = 8 / blocks.dtype.bits() as usize;
     // Rows of a product's weights are padded to whole blocks.
@@ -128,16 +194,20 @@ fn unpack_weights(cx: &mut NodeCx<'_, '_>, packed: ValueId, blocks: &Blocks) -> 
         return Err(Fault::Invalid(format!("{found} bytes of packed elements; {expected} were expected")));
     }
     let packed = cx.reshape(packed, vec![Dim::from(blocks.columns), Dim::from(row_bytes)])?;
-    let levels = unpack_rows(cx, packed, blocks.dtype)?;
+    let levels = unpack_rows(cx, packed, level_type(blocks.dtype, has_zero_points))?;
     match row_bytes * per_byte == blocks.depth {
         true => Ok(levels),
         false => cx.slice_axis(levels, 1, Dim::ZERO, Dim::from(blocks.depth)),
     }
 }
 
-/// The levels in packed rows. Without zero points the middle level stands for 0: signed levels say so without a tensor of them.
-fn unpack_rows(cx: &mut NodeCx<'_, '_>, packed: ValueId, dtype: DType) -> Result<ValueId, Fault> {
-    let to = if cx.optional(3).is_none() { signed(dtype) } else { dtype };
+/// The type of levels. Without zero points the middle level stands for 0: signed levels say so without a tensor of them.
+pub(super) fn level_type(dtype: DType, has_zero_points: bool) -> DType {
+    if has_zero_points { dtype } else { signed(dtype) }
+}
+
+/// The levels in packed rows.
+pub(super) fn unpack_rows(cx: &mut NodeCx<'_, '_>, packed: ValueId, to: DType) -> Result<ValueId, Fault> {
     if to == cx.dtype(packed) {
         return Ok(packed);
     }
