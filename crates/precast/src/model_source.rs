@@ -42,7 +42,8 @@ impl ModelSource {
     pub(crate) fn interface(&self, target: &dyn Target, cache: &ProgramCache) -> Result<Interface, Error> {
         let subject = self.subject();
         let note = subject.and_then(|subject| cache.note(KIND, &subject));
-        if let Some(interface) = note.and_then(|note| postcard::from_bytes::<Interface>(&note).ok()) {
+        let noted = note.and_then(|note| postcard::from_bytes::<Interface>(&note).ok());
+        if let Some(interface) = noted.filter(Interface::is_consistent) {
             if interface.graph.is_none() {
                 let _ = self.is_by_dims.set("an earlier start found that dims decide the form".to_string());
             }

@@ -9,7 +9,7 @@ use precast_ir::graph::{GraphCopy, GraphError, Provenance};
 use precast_ir::{Definition, Graph, text};
 use precast_passes::batch_axis::{self, Grade, OutputRule, PadVerdict, pad_verdict};
 use precast_program::Bucket;
-use precast_tensor::{Bindings, Digest, Symbol, SymbolRange, Type};
+use precast_tensor::{Bindings, Digest, Dim, Symbol, SymbolRange, Type};
 use serde::{Deserialize, Serialize};
 
 use crate::error::SessionError;
@@ -97,6 +97,17 @@ pub struct RowAxis {
     pub inner: usize,
 }
 
+impl RowAxis {
+    /// Whether an axis of this extent has the rows of a symbol so: tried for two counts of rows, between which it is a line.
+    fn is_in(self, extent: &Dim, symbol: &str) -> bool {
+        let row = self.outer.checked_mul(self.inner).filter(|&row| row > 0);
+        [1, 3].into_iter().all(|rows| {
+            let bound = extent.bind(&[(symbol, rows as i64)].into_iter().collect()).as_usize();
+            bound.is_some() && bound == row.and_then(|row| row.checked_mul(rows))
+        })
+    }
+}
+
 /// Digests of a Graph without its node names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraphDigests {
@@ -131,6 +142,21 @@ impl Interface {
             outputs: Vec::new(),
         });
         Interface { dims: dims.collect(), inputs, outputs: Vec::new(), graph: None }
+    }
+
+    /// Whether its parts agree with each other; one that was read may not. Rows that lie elsewhere than an output's Type says
+    /// would be copied from beyond its end.
+    pub fn is_consistent(&self) -> bool {
+        let symbols = symbols_of(&self.inputs);
+        let is_known = symbols.iter().map(|symbol| symbol.as_str()).eq(self.dims.iter().map(|dim| &*dim.symbol));
+        is_known && self.dims.iter().all(|dim| self.has_rows_in_place(dim))
+    }
+
+    fn has_rows_in_place(&self, dim: &DimInterface) -> bool {
+        let is_in_place = |(port, rows): (&SymbolicPort, &Option<RowAxis>)| {
+            rows.is_none_or(|rows| port.ty.dims.get(rows.axis).is_some_and(|extent| rows.is_in(extent, &dim.symbol)))
+        };
+        dim.outputs.len() == self.outputs.len() && self.outputs.iter().zip(&dim.outputs).all(is_in_place)
     }
 
     /// What is known of a dim, by the name of its symbol.
@@ -276,6 +302,28 @@ mod tests {
         let op = digests(&SOURCE.replace("binary.add", "binary.sub"));
         assert_ne!(op.graph, before.graph);
         assert_eq!(op.weights, before.weights);
+    }
+
+    #[test]
+    fn an_interface_whose_parts_disagree_is_found() {
+        let graph = text::parse(SOURCE, &NoConstants).unwrap();
+        let interface = Interface::of(&graph, None).unwrap();
+        assert!(interface.is_consistent());
+        assert!(Interface::of_inputs(interface.inputs.clone(), "no reason").is_consistent());
+        let changed = |change: &dyn Fn(&mut Interface)| {
+            let mut changed = interface.clone();
+            change(&mut changed);
+            changed.is_consistent()
+        };
+        let rows = |axis, outer, inner| Some(RowAxis { axis, outer, inner });
+        assert!(!changed(&|interface| interface.dims[0].outputs[0] = rows(1, 1, 1)), "an axis without rows");
+        assert!(!changed(&|interface| interface.dims[0].outputs[0] = rows(2, 1, 1)), "no axis");
+        assert!(!changed(&|interface| interface.dims[0].outputs[0] = rows(0, 1, 2)), "rows of another size");
+        assert!(!changed(&|interface| interface.dims[0].outputs[0] = rows(0, usize::MAX, 2)));
+        assert!(!changed(&|interface| interface.dims[0].outputs[0] = rows(0, 0, 0)));
+        assert!(!changed(&|interface| interface.dims[0].outputs.clear()));
+        assert!(!changed(&|interface| interface.dims[0].symbol = "m".to_string()));
+        assert!(!changed(&|interface| interface.dims.clear()));
     }
 
     #[test]
