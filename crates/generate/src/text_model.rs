@@ -98,14 +98,52 @@ pub struct Headless {
     pub outputs: Vec<(OutputRole, DType)>,
 }
 
-/// What a step gave.
+/// What a step gave, beside the keys and values that its buffers hold.
 pub struct StepOutputs {
     /// Scores of each row of the plan, as many as the plan asks for, one row after another; empty where no row's were wanted.
     pub logits: Vec<Vec<f32>>,
-    /// Keys and values of new tokens by layer: bytes of [rows, heads, length, size].
-    pub present: Vec<(usize, Half, Vec<u64>)>,
     /// What the Session did.
     pub report: RunReport,
+}
+
+/// Memory that the outputs of steps lie in: that of the last step is the next one's.
+#[derive(Default)]
+pub struct StepBuffers {
+    /// Words, so that elements of every type are aligned. Behind a short step, some of the last long one are left.
+    words: Vec<Vec<u64>>,
+    /// What the last step left in each, and its bytes.
+    outputs: Vec<(OutputRole, usize)>,
+}
+
+impl StepBuffers {
+    /// Makes room for outputs of these sizes in bytes.
+    fn prepare(&mut self, outputs: Vec<(OutputRole, usize)>) -> Vec<&mut [u8]> {
+        self.words.resize_with(self.words.len().max(outputs.len()), Vec::new);
+        self.outputs = outputs;
+        let room = |(words, &(_, bytes)): (_, &(OutputRole, usize))| -> &mut [u8] {
+            let words: &mut Vec<u64> = words;
+            words.resize(words.len().max(bytes.div_ceil(size_of::<u64>())), 0);
+            &mut bytemuck::cast_slice_mut(words)[..bytes]
+        };
+        self.words.iter_mut().zip(&self.outputs).map(room).collect()
+    }
+
+    /// What the last step left.
+    fn outputs(&self) -> impl Iterator<Item = (OutputRole, &[u8])> {
+        let read = |(words, &(role, bytes)): (_, &(OutputRole, usize))| {
+            let words: &Vec<u64> = words;
+            (role, &bytemuck::cast_slice(words)[..bytes])
+        };
+        self.words.iter().zip(&self.outputs).map(read)
+    }
+
+    /// Keys and values of the last step's new tokens by layer: bytes of [rows, heads, length, size].
+    pub fn present(&self) -> impl Iterator<Item = (usize, Half, &[u8])> {
+        self.outputs().filter_map(|(role, bytes)| match role {
+            OutputRole::Present(layer, half) => Some((layer, half, bytes)),
+            OutputRole::Logits | OutputRole::Cache(..) | OutputRole::Best | OutputRole::BestScore => None,
+        })
+    }
 }
 
 impl TextModel {
@@ -154,32 +192,28 @@ impl TextModel {
         self.layers().iter().map(LayerLayout::token_bytes).sum()
     }
 
-    /// Runs a step. `tokens[i]` are the valid new tokens of row i of the plan.
-    pub fn run(&self, plan: &StepPlan, tokens: &[&[u32]], cache: &KvCache) -> Result<StepOutputs, StepError> {
+    /// Runs a step. `tokens[i]` are the valid new tokens of row i of the plan. Their keys and values are left in `buffers`.
+    pub fn run(
+        &self,
+        plan: &StepPlan,
+        tokens: &[&[u32]],
+        cache: &KvCache,
+        buffers: &mut StepBuffers,
+    ) -> Result<StepOutputs, StepError> {
         let Ports { session, inputs, outputs: roles } = self.ports_for(plan);
         let inputs: Vec<Input> =
             inputs.iter().map(|&(role, dtype)| Input::of(role, dtype, plan, tokens, cache)).collect();
         let arguments: Vec<Argument<'_>> = inputs.iter().map(|input| input.argument(plan, cache)).collect();
-        let mut buffers: Vec<Vec<u64>> = Vec::with_capacity(roles.len());
-        for &(role, dtype) in roles {
-            let bytes = self.output_elements(role, plan) * dtype.size_bytes();
-            buffers.push(vec![0; bytes.div_ceil(size_of::<u64>())]);
-        }
-        let mut slices: Vec<&mut [u8]> = Vec::with_capacity(buffers.len());
-        for (buffer, &(role, dtype)) in buffers.iter_mut().zip(roles) {
-            let bytes = self.output_elements(role, plan) * dtype.size_bytes();
-            slices.push(&mut bytemuck::cast_slice_mut(buffer)[..bytes]);
-        }
-        let report = session.run_into(&arguments, &mut slices)?;
-        let mut outputs = StepOutputs { logits: vec![Vec::new(); plan.rows.len()], present: Vec::new(), report };
-        for (buffer, &(role, dtype)) in buffers.into_iter().zip(roles) {
-            match role {
-                OutputRole::Logits => outputs.logits = self.read_logits(&buffer, dtype, plan)?,
-                OutputRole::Present(layer, half) => outputs.present.push((layer, half, buffer)),
-                OutputRole::Cache(..) | OutputRole::Best | OutputRole::BestScore => {}
+        let bytes =
+            |&(role, dtype): &(OutputRole, DType)| (role, self.output_elements(role, plan) * dtype.size_bytes());
+        let report = session.run_into(&arguments, &mut buffers.prepare(roles.iter().map(bytes).collect()))?;
+        let mut logits = vec![Vec::new(); plan.rows.len()];
+        for ((role, bytes), &(_, dtype)) in buffers.outputs().zip(roles) {
+            if role == OutputRole::Logits {
+                logits = self.read_logits(bytes, dtype, plan)?;
             }
         }
-        Ok(outputs)
+        Ok(StepOutputs { logits, report })
     }
 
     /// Compiles or loads the Program of a step of this shape, so that no step waits for it.
@@ -251,12 +285,11 @@ impl TextModel {
     /// Scores of the rows of a plan as f32.
     pub(crate) fn read_logits(
         &self,
-        words: &[u64],
+        bytes: &[u8],
         dtype: DType,
         plan: &StepPlan,
     ) -> Result<Vec<Vec<f32>>, TensorError> {
         let row_bytes = self.shared.vocabulary * dtype.size_bytes();
-        let bytes: &[u8] = bytemuck::cast_slice(words);
         let row = |row: usize| read_floats(&bytes[row * row_bytes..][..row_bytes], dtype);
         (0..plan.rows.len() * plan.scored()).map(row).collect()
     }
@@ -265,7 +298,10 @@ impl TextModel {
 /// Elements of a float type as f32.
 pub(crate) fn read_floats(bytes: &[u8], dtype: DType) -> Result<Vec<f32>, TensorError> {
     match dtype {
-        DType::F32 => Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
+        DType::F32 => Ok(match bytemuck::try_cast_slice(bytes) {
+            Ok(floats) => floats.to_vec(),
+            Err(_) => bytes.as_chunks().0.iter().map(|&element| f32::from_le_bytes(element)).collect(),
+        }),
         _ => {
             let tensor = Tensor::new(dtype, vec![bytes.len() / dtype.size_bytes()], bytes.to_vec().into())?;
             Ok(tensor.to_f64_vec().into_iter().map(|score| score as f32).collect())

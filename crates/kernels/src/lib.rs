@@ -29,6 +29,10 @@ pub mod gather;
 pub mod gather_concat;
 pub mod gemm;
 pub mod gemm_blocks;
+pub mod gemm_blocks_int;
+mod gemm_blocks_int_line;
+#[cfg(target_arch = "x86_64")]
+mod gemm_blocks_int_x86;
 mod gemm_blocks_line;
 #[cfg(target_arch = "x86_64")]
 mod gemm_blocks_x86;
