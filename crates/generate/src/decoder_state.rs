@@ -4,7 +4,8 @@
 use crate::ladder::Ladders;
 use crate::plan::{Limits, RowState, StepPlan, plan};
 use crate::row_cache::RowCache;
-use crate::text_model::{StepBuffers, StepError, TextModel};
+use crate::step_buffers::{Scores, StepBuffers};
+use crate::text_model::{StepError, TextModel};
 
 /// One row: its tokens and how many of them are cached.
 #[derive(Clone, Debug)]
@@ -16,7 +17,7 @@ pub struct Sequence {
     /// Leading tokens whose keys and values are cached.
     pub cached: usize,
     /// Scores of the token behind the last one, before any rule.
-    pub logits: Option<Vec<f32>>,
+    pub logits: Option<Scores>,
     /// The token of the largest score, the lowest of equal ones, and that score, where the device says so.
     pub best: Option<(u32, f32)>,
     /// Whether the row takes part in steps.
@@ -246,7 +247,8 @@ impl DecoderState {
         let (report, scores) = match (&mut self.cache, self.model.resident()) {
             (RowCache::Resident(cache), Some(decoder)) => {
                 let outputs = self.model.run_resident(decoder, plan, &tokens, cache, self.reads_scores)?;
-                (outputs.report, StepScores { logits: outputs.logits, best: outputs.best })
+                let logits = outputs.logits.map(|logits| logits.into_iter().map(Scores::from).collect());
+                (outputs.report, StepScores { logits, best: outputs.best })
             }
             (RowCache::Resident(_), None) => unreachable!("only a resident decoder's cache is on its device"),
             (RowCache::Host(cache), _) => {
@@ -271,7 +273,7 @@ impl DecoderState {
 /// Scores behind the rows of a step.
 struct StepScores {
     /// All of them, where they were read.
-    logits: Option<Vec<Vec<f32>>>,
+    logits: Option<Vec<Scores>>,
     /// The largest, where the device says which.
     best: Vec<(u32, f32)>,
 }

@@ -10,8 +10,9 @@ use precast_tensor::{DType, Tensor, TensorError};
 use crate::config::GenerationConfig;
 use crate::kv_cache::{Half, KvCache, LayerLayout};
 use crate::ladder::Ladders;
-use crate::plan::{Phase, PlannedRow, Scores, StepPlan, StepShape};
+use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
 use crate::resident::ResidentDecoder;
+use crate::step_buffers::{Scores, StepBuffers, is_shared};
 
 /// What an input of the Session is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,49 +102,9 @@ pub struct Headless {
 /// What a step gave, beside the keys and values that its buffers hold.
 pub struct StepOutputs {
     /// Scores of each row of the plan, as many as the plan asks for, one row after another; empty where no row's were wanted.
-    pub logits: Vec<Vec<f32>>,
+    pub logits: Vec<Scores>,
     /// What the Session did.
     pub report: RunReport,
-}
-
-/// Memory that the outputs of steps lie in: that of the last step is the next one's.
-#[derive(Default)]
-pub struct StepBuffers {
-    /// Words, so that elements of every type are aligned. Behind a short step, some of the last long one are left.
-    words: Vec<Vec<u64>>,
-    /// What the last step left in each, and its bytes.
-    outputs: Vec<(OutputRole, usize)>,
-}
-
-impl StepBuffers {
-    /// Makes room for outputs of these sizes in bytes.
-    fn prepare(&mut self, outputs: Vec<(OutputRole, usize)>) -> Vec<&mut [u8]> {
-        self.words.resize_with(self.words.len().max(outputs.len()), Vec::new);
-        self.outputs = outputs;
-        let room = |(words, &(_, bytes)): (_, &(OutputRole, usize))| -> &mut [u8] {
-            let words: &mut Vec<u64> = words;
-            words.resize(words.len().max(bytes.div_ceil(size_of::<u64>())), 0);
-            &mut bytemuck::cast_slice_mut(words)[..bytes]
-        };
-        self.words.iter_mut().zip(&self.outputs).map(room).collect()
-    }
-
-    /// What the last step left.
-    fn outputs(&self) -> impl Iterator<Item = (OutputRole, &[u8])> {
-        let read = |(words, &(role, bytes)): (_, &(OutputRole, usize))| {
-            let words: &Vec<u64> = words;
-            (role, &bytemuck::cast_slice(words)[..bytes])
-        };
-        self.words.iter().zip(&self.outputs).map(read)
-    }
-
-    /// Keys and values of the last step's new tokens by layer: bytes of [rows, heads, length, size].
-    pub fn present(&self) -> impl Iterator<Item = (usize, Half, &[u8])> {
-        self.outputs().filter_map(|(role, bytes)| match role {
-            OutputRole::Present(layer, half) => Some((layer, half, bytes)),
-            OutputRole::Logits | OutputRole::Cache(..) | OutputRole::Best | OutputRole::BestScore => None,
-        })
-    }
 }
 
 impl TextModel {
@@ -204,15 +165,19 @@ impl TextModel {
         let inputs: Vec<Input> =
             inputs.iter().map(|&(role, dtype)| Input::of(role, dtype, plan, tokens, cache)).collect();
         let arguments: Vec<Argument<'_>> = inputs.iter().map(|input| input.argument(plan, cache)).collect();
-        let bytes =
-            |&(role, dtype): &(OutputRole, DType)| (role, self.output_elements(role, plan) * dtype.size_bytes());
-        let report = session.run_into(&arguments, &mut buffers.prepare(roles.iter().map(bytes).collect()))?;
-        let mut logits = vec![Vec::new(); plan.rows.len()];
-        for ((role, bytes), &(_, dtype)) in buffers.outputs().zip(roles) {
-            if role == OutputRole::Logits {
-                logits = self.read_logits(bytes, dtype, plan)?;
+        let bytes = |role, dtype: DType| self.output_elements(role, plan) * dtype.size_bytes();
+        let report = session.run_into(&arguments, &mut buffers.prepare(roles, bytes))?;
+        let logits = match roles.iter().position(|(role, _)| *role == OutputRole::Logits) {
+            None => vec![Scores::default(); plan.rows.len()],
+            Some(place) if is_shared(&roles[place]) => {
+                buffers.share_scores(plan.rows.len() * plan.scored(), self.shared.vocabulary)
             }
-        }
+            Some(place) => {
+                let (_, bytes) = buffers.outputs().nth(place).unwrap_or((OutputRole::Logits, &[]));
+                let scores = self.read_logits(bytes, roles[place].1, plan)?;
+                scores.into_iter().map(Scores::from).collect()
+            }
+        };
         Ok(StepOutputs { logits, report })
     }
 
@@ -223,7 +188,7 @@ impl TextModel {
         }
         let row = |slot| PlannedRow { slot, cached: 0, valid: shape.length, is_last: wants_scores };
         let rows = (0..shape.rows).map(row).collect();
-        let plan = StepPlan { phase: Phase::Prefill, shape, rows, scores: Scores::Last };
+        let plan = StepPlan { phase: Phase::Prefill, shape, rows, scores: PlanScores::Last };
         let cache = KvCache::new(self.layers(), shape.rows, shape.capacity);
         let (tokens, Ports { session, inputs, .. }) = (vec![0; shape.length], self.ports_for(&plan));
         let tokens = vec![&tokens[..]; shape.rows];
@@ -257,7 +222,7 @@ impl TextModel {
     /// What runs a plan: without scores if no row's are wanted.
     fn ports_for(&self, plan: &StepPlan) -> Ports<'_> {
         let TextModelParts { session, inputs, outputs, headless, .. } = &*self.shared;
-        match plan.scores == Scores::All || plan.rows.iter().any(|row| row.is_last) {
+        match plan.scores == PlanScores::All || plan.rows.iter().any(|row| row.is_last) {
             true => Ports { session, inputs, outputs },
             false => Ports { session: &headless.session, inputs: &headless.inputs, outputs: &headless.outputs },
         }

@@ -190,22 +190,12 @@ fn quantise_rows(exec: Exec, weights: &BlockWeights, x: &[f32], words: &mut [u32
 
 /// One row as one of `height` rows of a tile.
 fn quantise_row(isa: Isa, weights: &BlockWeights, x: &[f32], height: usize, row: usize, words: &mut [u32]) {
-    let (span, origin) = (weights.span(), i32::from(weights.code.origin()));
-    let (groups, is_halved) = (span / PER_WORD, weights.code.bits() == 4);
-    let mut rest = x;
-    for words in words.chunks_exact_mut(height * (HEAD_WORDS + groups)) {
-        let mut values = [0.0; SPAN];
-        let (some, left) = rest.split_at(span.min(rest.len()));
-        values[..some.len()].copy_from_slice(some);
-        rest = left;
-        let Span { scale, sum, bytes } = quantise_span(isa, &values, is_halved);
-        words[row] = (-origin * sum) as u32;
-        words[height + row] = scale.to_bits();
-        words[2 * height + row] = (scale * sum as f32).to_bits();
-        for (group, bytes) in bytes[..groups].iter().enumerate() {
-            words[(HEAD_WORDS + group) * height + row] = *bytes;
-        }
+    #[cfg(target_arch = "x86_64")]
+    if isa >= Isa::Avx512 {
+        // SAFETY: an `Isa` reaches a kernel only through `Exec`, which checked that this machine has it.
+        return unsafe { crate::gemm_blocks_int_x86::quantise_row_avx512(weights, x, height, row, words) };
     }
+    quantise_row_lanes(isa, *weights, x, height, row, words);
 }
 
 /// A span of a row as bytes.
@@ -218,13 +208,37 @@ pub(crate) struct Span {
     pub(crate) bytes: [u32; SPAN / PER_WORD],
 }
 
-fn quantise_span(isa: Isa, values: &[f32; SPAN], is_halved: bool) -> Span {
-    #[cfg(target_arch = "x86_64")]
-    if isa >= Isa::Avx512 {
-        // SAFETY: an `Isa` reaches a kernel only through `Exec`, which checked that this machine has it.
-        return unsafe { crate::gemm_blocks_int_x86::quantise_span_avx512(values, is_halved) };
+/// Quantises the spans of a row, each by `quantise`.
+#[inline(always)]
+pub(crate) fn quantise_spans(
+    weights: &BlockWeights,
+    x: &[f32],
+    height: usize,
+    row: usize,
+    words: &mut [u32],
+    quantise: impl Fn(&[f32; SPAN], bool) -> Span,
+) {
+    let (span, origin) = (weights.span(), i32::from(weights.code.origin()));
+    let (groups, is_halved) = (span / PER_WORD, weights.code.bits() == 4);
+    let mut rest = x;
+    for words in words.chunks_exact_mut(height * (HEAD_WORDS + groups)) {
+        let (some, left) = rest.split_at(span.min(rest.len()));
+        rest = left;
+        let Span { scale, sum, bytes } = match <&[f32; SPAN]>::try_from(some) {
+            Ok(whole) => quantise(whole, is_halved),
+            Err(_) => {
+                let mut values = [0.0; SPAN];
+                values[..some.len()].copy_from_slice(some);
+                quantise(&values, is_halved)
+            }
+        };
+        words[row] = (-origin * sum) as u32;
+        words[height + row] = scale.to_bits();
+        words[2 * height + row] = (scale * sum as f32).to_bits();
+        for (group, bytes) in bytes[..groups].iter().enumerate() {
+            words[(HEAD_WORDS + group) * height + row] = *bytes;
+        }
     }
-    quantise_lanes(isa, values, is_halved)
 }
 
 /// The scale of a span whose largest magnitude has these bits, and what its values are multiplied with to become bytes.
@@ -250,15 +264,17 @@ fn nearest(value: f32) -> i8 {
 }
 
 multiversion! {
-    fn quantise_lanes<F: MulAdd>(values: &[f32; SPAN], is_halved: bool) -> Span {
-        let largest = values.iter().fold(0, |largest, value| largest.max(value.to_bits() & 0x7fff_ffff));
-        let (scale, factor) = scale_and_factor(largest);
-        let bytes: [i8; SPAN] = std::array::from_fn(|at| nearest(values[at] * factor));
-        let sum = bytes.iter().map(|&byte| i32::from(byte)).sum();
-        let ordered = if is_halved { in_order_of_halves(bytes) } else { bytes };
-        let words = ordered.as_chunks::<PER_WORD>().0;
-        let bytes = std::array::from_fn(|word| u32::from_le_bytes(words[word].map(|byte| byte as u8)));
-        Span { scale, sum, bytes }
+    fn quantise_row_lanes<F: MulAdd>(weights: BlockWeights, x: &[f32], height: usize, row: usize, words: &mut [u32]) {
+        quantise_spans(&weights, x, height, row, words, |values, is_halved| {
+            let largest = values.iter().fold(0, |largest, value| largest.max(value.to_bits() & 0x7fff_ffff));
+            let (scale, factor) = scale_and_factor(largest);
+            let bytes: [i8; SPAN] = std::array::from_fn(|at| nearest(values[at] * factor));
+            let sum = bytes.iter().map(|&byte| i32::from(byte)).sum();
+            let ordered = if is_halved { in_order_of_halves(bytes) } else { bytes };
+            let words = ordered.as_chunks::<PER_WORD>().0;
+            let bytes = std::array::from_fn(|word| u32::from_le_bytes(words[word].map(|byte| byte as u8)));
+            Span { scale, sum, bytes }
+        });
     }
 }
 

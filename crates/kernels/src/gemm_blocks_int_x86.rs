@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use crate::gemm_blocks::{BlockWeights, COLUMNS};
-use crate::gemm_blocks_int::{HEAD_WORDS, HEIGHT_MAX, PER_WORD, SPAN, Span, scale_and_factor};
+use crate::gemm_blocks_int::{HEAD_WORDS, HEIGHT_MAX, PER_WORD, SPAN, Span, quantise_spans, scale_and_factor};
 use crate::gemm_blocks_line::Block;
 
 type Products = [[f32; COLUMNS]; HEIGHT_MAX];
@@ -92,9 +92,15 @@ fn vnni<const BITS: u32, const GROUPS: usize, const ROWS: usize>(
     }
 }
 
-/// As `quantise_lanes`.
+/// As `quantise_row`, on a machine that has AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-pub(crate) fn quantise_span_avx512(values: &[f32; SPAN], is_halved: bool) -> Span {
+pub(crate) fn quantise_row_avx512(weights: &BlockWeights, x: &[f32], height: usize, row: usize, words: &mut [u32]) {
+    quantise_spans(weights, x, height, row, words, |values, is_halved| quantise_span(values, is_halved));
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+fn quantise_span(values: &[f32; SPAN], is_halved: bool) -> Span {
     // SAFETY: the first and the last sixteen of 32 floats.
     let halves = unsafe { [_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(SPAN / 2))] };
     let magnitudes = halves.map(|half| _mm512_and_si512(_mm512_castps_si512(half), _mm512_set1_epi32(i32::MAX)));

@@ -11,6 +11,8 @@ pub mod arithmetic;
 pub mod attention;
 pub mod cached_attention;
 mod cached_attention_lines;
+#[cfg(target_arch = "x86_64")]
+mod cached_attention_x86;
 pub mod conv;
 mod conv_depthwise;
 mod conv_depthwise_rows;

@@ -9,7 +9,7 @@ use clap::Args;
 use precast::generate::config::Source;
 use precast::generate::kv_cache::KvCache;
 use precast::generate::plan::{Phase, PlannedRow, Scores, StepPlan, StepShape};
-use precast::generate::text_model::StepBuffers;
+use precast::generate::step_buffers::StepBuffers;
 use precast::generate::{Generator, GeneratorParams, TextModel};
 use precast::{RunnerOptions, TextOptions, open_text_model};
 use serde::Serialize;

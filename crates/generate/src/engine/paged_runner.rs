@@ -5,7 +5,8 @@
 use crate::kv_cache::{Half, KvCache};
 use crate::ladder::Ladders;
 use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
-use crate::text_model::{StepBuffers, StepError, StepOutputs, TextModel};
+use crate::step_buffers::StepBuffers;
+use crate::text_model::{StepError, StepOutputs, TextModel};
 use precast_session::SessionError;
 
 use super::page_store::PageStore;
