@@ -34,10 +34,13 @@ impl From<Vec<f32>> for Scores {
 /// Sets of scores that buffers keep, those that others still hold included: a step of an engine has several runs.
 const SCORES_KEPT: usize = 8;
 
+/// Words of an output that are kept where a step needs fewer: what tokens behind a long prompt need is far less.
+const WORDS_KEPT: usize = 1 << 14;
+
 /// Memory that the outputs of steps lie in: that of a step is a later one's as soon as nobody holds its scores.
 #[derive(Default)]
 pub struct StepBuffers {
-    /// Words, so that elements of every type are aligned. Behind a short step, some of the last long one are left.
+    /// Words, so that elements of every type are aligned; some may be left of a longer step.
     words: Vec<Vec<u64>>,
     /// What the last step left in each, and its bytes.
     outputs: Vec<(OutputRole, usize)>,
@@ -61,7 +64,11 @@ impl StepBuffers {
             let slice: &mut [u8] = match scores.take_if(|_| is_shared(output)) {
                 Some(scores) => bytemuck::cast_slice_mut(scores),
                 None => {
-                    words.resize(words.len().max(bytes.div_ceil(size_of::<u64>())), 0);
+                    let needed = bytes.div_ceil(size_of::<u64>());
+                    if words.len() > WORDS_KEPT.max(needed) {
+                        *words = Vec::new();
+                    }
+                    words.resize(words.len().max(needed), 0);
                     bytemuck::cast_slice_mut(words)
                 }
             };
@@ -140,5 +147,14 @@ mod tests {
         assert_eq!(keys, [bytemuck::cast_slice::<f32, u8>(&[8.0, 9.0])]);
         drop((first, second));
         assert_eq!(step(&mut buffers, &[1.5; 4], &[2.5])[0].as_ptr(), address);
+    }
+
+    #[test]
+    fn memory_of_a_long_step_is_let_go_by_a_short_one() {
+        let mut buffers = StepBuffers::default();
+        step(&mut buffers, &[1.0, 2.0], &vec![1.0; 4 * WORDS_KEPT]);
+        assert_eq!(buffers.words[1].len(), 2 * WORDS_KEPT);
+        step(&mut buffers, &[1.0, 2.0], &[3.0, 4.0]);
+        assert_eq!(buffers.words[1].len(), 1);
     }
 }

@@ -34,16 +34,11 @@ const LEAST: f32 = 1e-36;
 const ROWS_PER_TASK: usize = 4 * HEIGHT_MAX;
 /// Tasks of a product for each thread.
 const PARTS_PER_THREAD: usize = 4;
-/// The longest block whose sums fit an i32.
-const BLOCK_MAX: usize = 1 << 15;
 
 impl BlockWeights {
     /// Whether there is a kernel for rows of 8 bits with them.
     pub fn takes_byte_rows(&self) -> bool {
-        self.is_covered()
-            && self.code != Code::Bf16
-            && self.block <= BLOCK_MAX
-            && (self.block == SHORT_SPAN || self.block.is_multiple_of(SPAN))
+        self.is_covered() && self.code != Code::Bf16 && (self.block == SHORT_SPAN || self.block.is_multiple_of(SPAN))
     }
 
     /// Successive k of a row that share a scale.

@@ -27,7 +27,7 @@ const PANELWISE_TILES: usize = 40;
 /// Parts of a product whose panels of B are made one at a time, for each thread: who is late leaves some to the others.
 const PARTS_PER_THREAD: usize = 4;
 /// Row tiles from which on packing them is cut over threads.
-const SPLIT_TILES_MIN: usize = 4;
+const SPLIT_TILES_MIN: usize = 2;
 /// With no more row tiles than this, copying rows of B costs more than reading them in place.
 pub(crate) const DIRECT_TILES_MAX: usize = 2;
 /// Work below this many nanoseconds stays on one thread.
