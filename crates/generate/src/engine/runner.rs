@@ -32,7 +32,6 @@ pub enum StepFault {
     DeviceLost(String),
 }
 
-
 /// Runs steps.
 pub trait StepRunner: Send {
     /// Ids that scores have.
