@@ -5,6 +5,7 @@ mod cpu;
 mod ep;
 mod instructions;
 mod memory;
+mod padding;
 mod python;
 mod session;
 mod tactics;
@@ -26,6 +27,8 @@ pub enum Bench {
     Instructions(instructions::InstructionsArguments),
     /// Peak memory against onnxruntime.
     Memory(memory::MemoryArguments),
+    /// What a short prompt costs in a model of long sequences, beside a Program of exactly its sizes.
+    Padding(padding::PaddingArguments),
     /// What a call from Python costs beside the model, against onnxruntime's.
     Python(python::PythonArguments),
     /// What a Session costs beside the model, and opening from the cache.
@@ -44,6 +47,7 @@ pub fn run(what: &Bench) -> Result<()> {
         Bench::Ep(arguments) => ep::run(arguments),
         Bench::Instructions(arguments) => instructions::run(arguments),
         Bench::Memory(arguments) => memory::run(arguments),
+        Bench::Padding(arguments) => padding::run(arguments),
         Bench::Python(arguments) => python::run(arguments),
         Bench::Session(arguments) => session::run(arguments),
         Bench::Tactics(arguments) => tactics::run(arguments),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::{Args, ValueEnum};
-use precast::{FastMath, FloatPrecision, Numerics, Program, TargetDescription, WeightPrecision};
+use precast::{ActivationPrecision, FastMath, FloatPrecision, Numerics, Program, TargetDescription, WeightPrecision};
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
@@ -26,6 +26,9 @@ pub struct NumericsArgs {
     /// Multiply large constant f32 weights as 8-bit integers, the other operand quantised row by row
     #[arg(long, global = true)]
     pub int8: bool,
+    /// Multiply weights of 4 or 8 bits that have a scale a block with rows quantised to 8 bits, a scale for each few values
+    #[arg(long, global = true)]
+    pub int8_activations: bool,
 }
 
 /// How sums round.
@@ -47,7 +50,8 @@ impl NumericsArgs {
         };
         let fast_math = self.fast_math.clone().unwrap_or_default();
         let floats = if self.fp16 { FloatPrecision::F16 } else { FloatPrecision::F32 };
-        Numerics { is_strict: self.numerics == Rounding::Strict, fast_math, weights, floats }
+        let activations = if self.int8_activations { ActivationPrecision::Int8 } else { ActivationPrecision::F32 };
+        Numerics { is_strict: self.numerics == Rounding::Strict, fast_math, weights, floats, activations }
     }
 
     /// Refuses flags that contradict one another.
@@ -60,7 +64,7 @@ impl NumericsArgs {
         if self.numerics() == Numerics::default() {
             return Ok(());
         }
-        let flags = "--numerics, --fast-math, --bf16, --fp16 and --int8";
+        let flags = "--numerics, --fast-math, --bf16, --fp16, --int8 and --int8-activations";
         Err(Failure::usage(format!("'{}' is a Program file, compiled already; {flags} are for models", path.display())))
     }
 }

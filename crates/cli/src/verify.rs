@@ -5,8 +5,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use precast::{
-    Difference, LaunchPath, Named, Numerics, ReplayCheck, Runner, StepReport, Tensor, Tolerance, WeightPrecision,
-    compare, read_archive, verify_steps,
+    ActivationPrecision, Difference, LaunchPath, Named, Numerics, ReplayCheck, Runner, StepReport, Tensor, Tolerance,
+    WeightPrecision, compare, read_archive, verify_steps,
 };
 use serde_json::{Value, json};
 
@@ -154,6 +154,7 @@ fn rule(args: &VerifyArgs, numerics: &Numerics, runner: &Runner, cx: &Cx) -> Rul
     let operators = runner.model().summary().operators;
     let is_quantised = operators.keys().any(|name| QUANTISED_OPERATORS.iter().any(|part| name.contains(part)));
     let (why, loose) = match (numerics.weights, is_quantised) {
+        _ if numerics.activations == ActivationPrecision::Int8 => ("activations are multiplied in 8 bits", Some(INT8)),
         (WeightPrecision::Int8, _) => ("weights are multiplied in 8 bits", Some(INT8)),
         (WeightPrecision::Bf16, _) => ("weights are rounded to bf16", Some(QUANTISED)),
         (WeightPrecision::F32, true) => ("the model is quantised", Some(QUANTISED)),

@@ -10,7 +10,7 @@ use precast_kernels::arena::{self, AlignedBytes, Args};
 use precast_kernels::arithmetic::Arithmetic;
 use precast_kernels::conv::Liberty;
 use precast_kernels::isa::{Exec, Isa};
-use precast_passes::{Numerics, WeightPrecision};
+use precast_passes::{ActivationPrecision, Numerics, WeightPrecision};
 use precast_tensor::{DType, Element, Tensor, TensorError, Type};
 
 /// What a step does when it runs.
@@ -244,12 +244,20 @@ pub struct Machine {
     pub is_strict: bool,
     /// Whether constant f32 weights are held and multiplied as bf16.
     pub is_bf16: bool,
+    /// Whether rows are quantised to 8 bits before products with weights of few bits that have a scale for each block.
+    pub quantises_rows: bool,
 }
 
 impl Machine {
     /// The machine of a target whose numerics are these.
     pub fn new(isa: Isa, threads: usize, numerics: &Numerics) -> Machine {
-        Machine { isa, threads, is_strict: numerics.is_strict, is_bf16: numerics.weights == WeightPrecision::Bf16 }
+        Machine {
+            isa,
+            threads,
+            is_strict: numerics.is_strict,
+            is_bf16: numerics.weights == WeightPrecision::Bf16,
+            quantises_rows: numerics.activations == ActivationPrecision::Int8,
+        }
     }
 
     /// What tactics may do to the values.

@@ -177,7 +177,7 @@ impl Beams {
             let mut scores = Vec::with_capacity(self.width);
             for beam in 0..beams.search.beam_count() {
                 let sequence = &self.state.rows()[first + beam];
-                let mut logits = sequence.logits.clone().unwrap_or_default();
+                let mut logits = sequence.logits.as_deref().unwrap_or_default().to_vec();
                 let history = History { tokens: &sequence.tokens, is_generated: &sequence.is_generated };
                 apply_rules(&mut logits, history, params, eos)
                     .map_err(|source| GenerateError::Rule { row: first + beam, source })?;

@@ -4,6 +4,7 @@
 use crate::ladder::Ladders;
 use crate::plan::{Limits, RowState, StepPlan, plan};
 use crate::row_cache::RowCache;
+use crate::step_buffers::{Scores, StepBuffers};
 use crate::text_model::{StepError, TextModel};
 
 /// One row: its tokens and how many of them are cached.
@@ -16,7 +17,7 @@ pub struct Sequence {
     /// Leading tokens whose keys and values are cached.
     pub cached: usize,
     /// Scores of the token behind the last one, before any rule.
-    pub logits: Option<Vec<f32>>,
+    pub logits: Option<Scores>,
     /// The token of the largest score, the lowest of equal ones, and that score, where the device says so.
     pub best: Option<(u32, f32)>,
     /// Whether the row takes part in steps.
@@ -67,6 +68,7 @@ pub struct DecoderState {
     model: TextModel,
     ladders: Ladders,
     cache: RowCache,
+    buffers: StepBuffers,
     /// Rows in the order of slots.
     rows: Vec<Sequence>,
     stats: StepStats,
@@ -89,8 +91,8 @@ impl DecoderState {
         let slots = ladders.rows.at_least(rows).unwrap_or(rows);
         let cache = RowCache::new(model, slots, ladders.capacity_at_first(prompt, max_new_tokens))?;
         let (model, rows) = (model.clone(), (0..rows).map(|_| Sequence::new()).collect());
-        let (stats, observer) = (StepStats::default(), None);
-        Ok(DecoderState { model, ladders, cache, rows, stats, observer, reads_scores: true })
+        let (stats, observer, buffers) = (StepStats::default(), None, StepBuffers::default());
+        Ok(DecoderState { model, ladders, cache, buffers, rows, stats, observer, reads_scores: true })
     }
 
     /// Leaves scores on the device where that says which token has the largest.
@@ -223,12 +225,12 @@ impl DecoderState {
             // On a device, the step may have written over the oldest tokens of a window.
             self.forget_broken_rows();
         }
-        let scores = ran?;
+        let mut scores = ran?;
         for (position, row) in plan.rows.iter().enumerate() {
             let sequence = &mut self.rows[row.slot];
             sequence.cached += row.valid;
             if row.is_last {
-                sequence.logits = scores.logits.as_ref().map(|logits| logits[position].clone());
+                sequence.logits = scores.logits.as_mut().map(|logits| std::mem::take(&mut logits[position]));
                 sequence.best = scores.best.get(position).copied();
             }
         }
@@ -245,17 +247,17 @@ impl DecoderState {
         let (report, scores) = match (&mut self.cache, self.model.resident()) {
             (RowCache::Resident(cache), Some(decoder)) => {
                 let outputs = self.model.run_resident(decoder, plan, &tokens, cache, self.reads_scores)?;
-                (outputs.report, StepScores { logits: outputs.logits, best: outputs.best })
+                let logits = outputs.logits.map(|logits| logits.into_iter().map(Scores::from).collect());
+                (outputs.report, StepScores { logits, best: outputs.best })
             }
             (RowCache::Resident(_), None) => unreachable!("only a resident decoder's cache is on its device"),
             (RowCache::Host(cache), _) => {
-                let outputs = self.model.run(plan, &tokens, cache)?;
-                for (layer, half, words) in &outputs.present {
-                    let bytes: &[u8] = bytemuck::cast_slice(words);
-                    let row_bytes = cache.step_bytes(*layer, *half, plan.shape.length);
+                let outputs = self.model.run(plan, &tokens, cache, &mut self.buffers)?;
+                for (layer, half, bytes) in self.buffers.present() {
+                    let row_bytes = cache.step_bytes(layer, half, plan.shape.length);
                     for (position, row) in plan.rows.iter().enumerate() {
                         let new = &bytes[position * row_bytes..][..row_bytes];
-                        cache.write(*layer, *half, row.slot, row.cached, new, row.valid);
+                        cache.write(layer, half, row.slot, row.cached, new, row.valid);
                     }
                 }
                 (outputs.report, StepScores { logits: Some(outputs.logits), best: Vec::new() })
@@ -271,7 +273,7 @@ impl DecoderState {
 /// Scores behind the rows of a step.
 struct StepScores {
     /// All of them, where they were read.
-    logits: Option<Vec<Vec<f32>>>,
+    logits: Option<Vec<Scores>>,
     /// The largest, where the device says which.
     best: Vec<(u32, f32)>,
 }

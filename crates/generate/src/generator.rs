@@ -5,7 +5,7 @@ use crate::config::GenerationConfig;
 use crate::decoder_state::{DecoderState, Sequence, StepObserver, StepStats};
 use crate::search::{
     Draw, FinishReason, GeneratorParams, History, ParamsError, RuleError, StopMatcher, apply_rules, choose,
-    log_softmax_at, top_logprobs, uniform,
+    choose_likeliest, log_softmax_at, top_logprobs, uniform,
 };
 use crate::text_model::{StepError, TextModel};
 use crate::text_stream::TextStream;
@@ -346,8 +346,13 @@ impl Generator {
         if let (Some((id, _)), None, None) = (sequence.best, &sequence.logits, &control.given_logits) {
             return Ok(StepToken { row, id, text: String::new(), logprobs: None, finished: None });
         }
-        let raw = control.given_logits.as_ref().or(sequence.logits.as_ref()).ok_or_else(missing)?;
-        let mut logits = raw.clone();
+        let raw = control.given_logits.as_deref().or(sequence.logits.as_deref()).ok_or_else(missing)?;
+        if self.params.takes_largest() {
+            let id =
+                choose_likeliest(raw, sequence.tokens.len()).map_err(|source| GenerateError::Rule { row, source })?;
+            return Ok(StepToken { row, id, text: String::new(), logprobs: None, finished: None });
+        }
+        let mut logits = raw.to_vec();
         let history = History { tokens: &sequence.tokens, is_generated: &sequence.is_generated };
         apply_rules(&mut logits, history, &self.params, self.eos())
             .map_err(|source| GenerateError::Rule { row, source })?;

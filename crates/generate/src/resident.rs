@@ -255,7 +255,9 @@ impl TextModel {
         let (mut ids, mut scores) = (Vec::new(), Vec::new());
         for (buffer, &(role, dtype)) in buffers.iter().zip(outputs) {
             match role {
-                OutputRole::Logits if reads_scores => logits = Some(self.read_logits(buffer, dtype, plan)?),
+                OutputRole::Logits if reads_scores => {
+                    logits = Some(self.read_logits(bytemuck::cast_slice(buffer), dtype, plan)?)
+                }
                 OutputRole::Best => ids = buffer.iter().map(|&id| id as u32).collect(),
                 OutputRole::BestScore => {
                     let bytes = self.output_elements(role, plan) * dtype.size_bytes();

@@ -10,8 +10,9 @@ use precast_tensor::{DType, Tensor, TensorError};
 use crate::config::GenerationConfig;
 use crate::kv_cache::{Half, KvCache, LayerLayout};
 use crate::ladder::Ladders;
-use crate::plan::{Phase, PlannedRow, Scores, StepPlan, StepShape};
+use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
 use crate::resident::ResidentDecoder;
+use crate::step_buffers::{Scores, StepBuffers, is_shared};
 
 /// What an input of the Session is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,12 +99,10 @@ pub struct Headless {
     pub outputs: Vec<(OutputRole, DType)>,
 }
 
-/// What a step gave.
+/// What a step gave, beside the keys and values that its buffers hold.
 pub struct StepOutputs {
     /// Scores of each row of the plan, as many as the plan asks for, one row after another; empty where no row's were wanted.
-    pub logits: Vec<Vec<f32>>,
-    /// Keys and values of new tokens by layer: bytes of [rows, heads, length, size].
-    pub present: Vec<(usize, Half, Vec<u64>)>,
+    pub logits: Vec<Scores>,
     /// What the Session did.
     pub report: RunReport,
 }
@@ -154,32 +153,32 @@ impl TextModel {
         self.layers().iter().map(LayerLayout::token_bytes).sum()
     }
 
-    /// Runs a step. `tokens[i]` are the valid new tokens of row i of the plan.
-    pub fn run(&self, plan: &StepPlan, tokens: &[&[u32]], cache: &KvCache) -> Result<StepOutputs, StepError> {
+    /// Runs a step. `tokens[i]` are the valid new tokens of row i of the plan. Their keys and values are left in `buffers`.
+    pub fn run(
+        &self,
+        plan: &StepPlan,
+        tokens: &[&[u32]],
+        cache: &KvCache,
+        buffers: &mut StepBuffers,
+    ) -> Result<StepOutputs, StepError> {
         let Ports { session, inputs, outputs: roles } = self.ports_for(plan);
         let inputs: Vec<Input> =
             inputs.iter().map(|&(role, dtype)| Input::of(role, dtype, plan, tokens, cache)).collect();
         let arguments: Vec<Argument<'_>> = inputs.iter().map(|input| input.argument(plan, cache)).collect();
-        let mut buffers: Vec<Vec<u64>> = Vec::with_capacity(roles.len());
-        for &(role, dtype) in roles {
-            let bytes = self.output_elements(role, plan) * dtype.size_bytes();
-            buffers.push(vec![0; bytes.div_ceil(size_of::<u64>())]);
-        }
-        let mut slices: Vec<&mut [u8]> = Vec::with_capacity(buffers.len());
-        for (buffer, &(role, dtype)) in buffers.iter_mut().zip(roles) {
-            let bytes = self.output_elements(role, plan) * dtype.size_bytes();
-            slices.push(&mut bytemuck::cast_slice_mut(buffer)[..bytes]);
-        }
-        let report = session.run_into(&arguments, &mut slices)?;
-        let mut outputs = StepOutputs { logits: vec![Vec::new(); plan.rows.len()], present: Vec::new(), report };
-        for (buffer, &(role, dtype)) in buffers.into_iter().zip(roles) {
-            match role {
-                OutputRole::Logits => outputs.logits = self.read_logits(&buffer, dtype, plan)?,
-                OutputRole::Present(layer, half) => outputs.present.push((layer, half, buffer)),
-                OutputRole::Cache(..) | OutputRole::Best | OutputRole::BestScore => {}
+        let bytes = |role, dtype: DType| self.output_elements(role, plan) * dtype.size_bytes();
+        let report = session.run_into(&arguments, &mut buffers.prepare(roles, bytes))?;
+        let logits = match roles.iter().position(|(role, _)| *role == OutputRole::Logits) {
+            None => vec![Scores::default(); plan.rows.len()],
+            Some(place) if is_shared(&roles[place]) => {
+                buffers.share_scores(plan.rows.len() * plan.scored(), self.shared.vocabulary)
             }
-        }
-        Ok(outputs)
+            Some(place) => {
+                let (_, bytes) = buffers.outputs().nth(place).unwrap_or((OutputRole::Logits, &[]));
+                let scores = self.read_logits(bytes, roles[place].1, plan)?;
+                scores.into_iter().map(Scores::from).collect()
+            }
+        };
+        Ok(StepOutputs { logits, report })
     }
 
     /// Compiles or loads the Program of a step of this shape, so that no step waits for it.
@@ -189,7 +188,7 @@ impl TextModel {
         }
         let row = |slot| PlannedRow { slot, cached: 0, valid: shape.length, is_last: wants_scores };
         let rows = (0..shape.rows).map(row).collect();
-        let plan = StepPlan { phase: Phase::Prefill, shape, rows, scores: Scores::Last };
+        let plan = StepPlan { phase: Phase::Prefill, shape, rows, scores: PlanScores::Last };
         let cache = KvCache::new(self.layers(), shape.rows, shape.capacity);
         let (tokens, Ports { session, inputs, .. }) = (vec![0; shape.length], self.ports_for(&plan));
         let tokens = vec![&tokens[..]; shape.rows];
@@ -223,7 +222,7 @@ impl TextModel {
     /// What runs a plan: without scores if no row's are wanted.
     fn ports_for(&self, plan: &StepPlan) -> Ports<'_> {
         let TextModelParts { session, inputs, outputs, headless, .. } = &*self.shared;
-        match plan.scores == Scores::All || plan.rows.iter().any(|row| row.is_last) {
+        match plan.scores == PlanScores::All || plan.rows.iter().any(|row| row.is_last) {
             true => Ports { session, inputs, outputs },
             false => Ports { session: &headless.session, inputs: &headless.inputs, outputs: &headless.outputs },
         }
@@ -251,12 +250,11 @@ impl TextModel {
     /// Scores of the rows of a plan as f32.
     pub(crate) fn read_logits(
         &self,
-        words: &[u64],
+        bytes: &[u8],
         dtype: DType,
         plan: &StepPlan,
     ) -> Result<Vec<Vec<f32>>, TensorError> {
         let row_bytes = self.shared.vocabulary * dtype.size_bytes();
-        let bytes: &[u8] = bytemuck::cast_slice(words);
         let row = |row: usize| read_floats(&bytes[row * row_bytes..][..row_bytes], dtype);
         (0..plan.rows.len() * plan.scored()).map(row).collect()
     }
@@ -265,7 +263,10 @@ impl TextModel {
 /// Elements of a float type as f32.
 pub(crate) fn read_floats(bytes: &[u8], dtype: DType) -> Result<Vec<f32>, TensorError> {
     match dtype {
-        DType::F32 => Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
+        DType::F32 => Ok(match bytemuck::try_cast_slice(bytes) {
+            Ok(floats) => floats.to_vec(),
+            Err(_) => bytes.as_chunks().0.iter().map(|&element| f32::from_le_bytes(element)).collect(),
+        }),
         _ => {
             let tensor = Tensor::new(dtype, vec![bytes.len() / dtype.size_bytes()], bytes.to_vec().into())?;
             Ok(tensor.to_f64_vec().into_iter().map(|score| score as f32).collect())

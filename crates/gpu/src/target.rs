@@ -7,8 +7,8 @@ use bytes::Bytes;
 use precast_ir::graph::GraphError;
 use precast_ir::{Graph, Node};
 use precast_passes::{
-    CANONICAL, FUSED, FloatPrecision, Numerics, PassError, PassOptions, PassReport, StepCosts, narrow_floats,
-    run_passes, run_passes_with,
+    ActivationPrecision, CANONICAL, FUSED, FloatPrecision, Numerics, PassError, PassOptions, PassReport, StepCosts,
+    narrow_floats, run_passes, run_passes_with,
 };
 use precast_program::{
     ArtifactStore, Bucket, CompileError, ConstantRef, Place, Program, ProgramBuilder, Slot, Step, StepDraft, StepRead,
@@ -330,6 +330,12 @@ impl Target for GpuTarget {
         bucket: &Bucket,
         store: &dyn ArtifactStore,
     ) -> Result<Program, CompileError> {
+        if self.options.numerics.activations != ActivationPrecision::F32 {
+            let activations = self.options.numerics.activations.name();
+            return Err(CompileError::Numerics(format!(
+                "GPUs have no kernels for {activations} activations; the CPU has"
+            )));
+        }
         let layouts = choose_layouts(graph, &self.arch);
         self.compile_with(graph, &layouts, &self.tuning, bucket, store)
     }

@@ -239,6 +239,8 @@ impl CachedAttention {
     }
 }
 
+/// Rows of single tokens whose parts are joined by one thread: fewer are joined faster than a thread is told to.
+const JOINED_ROWS_MIN: usize = 4;
 /// Tokens from which on turning them is cut over threads.
 const PREPARED_TOKENS_MIN: usize = 16;
 
@@ -338,13 +340,18 @@ impl<'a> Work<'a> {
                 self.run_stretch(row, kv_head, stretch, most, &parts);
             }
         };
-        match self.estimate_ns(keys) < SPLIT_NS {
-            true => (0..tasks).for_each(body),
-            false => exec.pool().run(tasks, &body),
+        let is_split = self.estimate_ns(keys) >= SPLIT_NS;
+        match is_split {
+            true => exec.pool().run(tasks, &body),
+            false => (0..tasks).for_each(body),
         }
-        for row in 0..rows {
-            self.join(row, stretches(row), most, scratch, y);
-        }
+        let row_len = self.attention.heads * self.attention.size;
+        let rows_per_task = if is_split { rows.div_ceil(exec.threads()).max(JOINED_ROWS_MIN) } else { rows };
+        exec.pool().chunks_mut(&mut y[..rows * row_len], rows_per_task * row_len, |task, y| {
+            for (row, y) in (task * rows_per_task..).zip(y.chunks_exact_mut(row_len)) {
+                self.join(row, stretches(row), most, scratch, y);
+            }
+        });
     }
 
     /// A rough time for one thread: four elements of keys and values a nanosecond and query head.
@@ -386,7 +393,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Joins the parts of every head of a row.
+    /// Joins the parts of every head of a row, whose results are `y`.
     fn join(&self, row: usize, stretches: usize, most: usize, parts: &[f32], y: &mut [f32]) {
         let CachedAttention { heads, size, .. } = *self.attention;
         let part_len = self.attention.part_len();
@@ -395,7 +402,7 @@ impl<'a> Work<'a> {
             let parts = parts[start..][..stretches * part_len].chunks_exact(part_len);
             let sink = self.inputs.sinks.map(|sinks| sinks[head]);
             let largest = parts.clone().map(|part| part[size]).chain(sink).fold(f32::NEG_INFINITY, f32::max);
-            let target = &mut y[(row * heads + head) * size..][..size];
+            let target = &mut y[head * size..][..size];
             target.fill(0.0);
             let mut sum = sink.map_or(0.0, |sink| (sink - largest).exp());
             for part in parts.filter(|part| part[size] > f32::NEG_INFINITY) {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::needless_range_loop, reason = "loops over plain lanes become vectors")]
 
+use crate::isa::Isa;
 use crate::math;
 use crate::row_sum::{combine, replace_sum_of};
 use crate::simd::multiversion;
@@ -18,6 +19,21 @@ pub(crate) fn mask_unless(scores: &mut [f32], is_seen: impl Fn(usize) -> bool) {
             *score = f32::NEG_INFINITY;
         }
     }
+}
+
+/// Products of a query with keys that lie one behind the other, times `scale`.
+pub(crate) fn score_keys(isa: Isa, query: &[f32], keys: &[f32], scale: f32, scores: &mut [f32]) {
+    let mut done = 0;
+    #[cfg(target_arch = "x86_64")]
+    if isa >= Isa::Avx512 && query.len().is_multiple_of(LANES) {
+        use crate::cached_attention_x86::{KEYS, score_sixteen};
+        for scores in scores.as_chunks_mut::<KEYS>().0 {
+            // SAFETY: an `Isa` reaches a kernel only through `Exec`, which checked that this machine has it.
+            unsafe { score_sixteen(query, &keys[done * query.len()..], scale, scores) };
+            done += KEYS;
+        }
+    }
+    score_each_key(isa, query, &keys[done * query.len()..], scale, &mut scores[done..]);
 }
 
 multiversion! {
@@ -41,8 +57,8 @@ multiversion! {
         }
     }
 
-    /// Products of a query with keys that lie one behind the other, times `scale`.
-    pub(crate) fn score_keys<F: MulAdd>(query: &[f32], keys: &[f32], scale: f32, scores: &mut [f32]) {
+    /// As `score_keys`, one key after the other.
+    fn score_each_key<F: MulAdd>(query: &[f32], keys: &[f32], scale: f32, scores: &mut [f32]) {
         let (query_lanes, query_rest) = query.as_chunks::<LANES>();
         for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
             let (key_lanes, key_rest) = key.as_chunks::<LANES>();
@@ -114,5 +130,27 @@ multiversion! {
 
     pub(crate) fn divide_row<F: MulAdd>(divisor: f32, row: &mut [f32]) {
         row.iter_mut().for_each(|element| *element /= divisor);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_data::{Lcg, for_each_exec};
+
+    #[test]
+    fn keys_have_the_same_scores_together_and_alone() {
+        let mut random = Lcg::new(31);
+        for (size, count) in [(64, 37), (16, 16), (20, 33), (128, 5)] {
+            let (query, keys) = (random.floats(size), random.floats(size * count));
+            for_each_exec(|exec| {
+                let (mut together, mut alone) = (vec![0.0; count], vec![0.0; count]);
+                score_keys(exec.isa(), &query, &keys, 0.125, &mut together);
+                for (score, key) in alone.chunks_exact_mut(1).zip(keys.chunks_exact(size)) {
+                    score_keys(exec.isa(), &query, key, 0.125, score);
+                }
+                assert_eq!(together, alone, "{count} keys of {size} on {:?}", exec.isa());
+            });
+        }
     }
 }

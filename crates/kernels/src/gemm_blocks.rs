@@ -105,7 +105,7 @@ impl BlockWeights {
         self.blocks() * self.block_words()
     }
 
-    fn panels(&self) -> usize {
+    pub(crate) fn panels(&self) -> usize {
         self.n.div_ceil(COLUMNS)
     }
 

@@ -24,6 +24,10 @@ const BLOCK_COLUMNS_PLAIN_A: usize = 512;
 const BLOCK_TILES: usize = 24;
 /// Row tiles whose A is packed at once when B is made a panel at a time: they stay in the second-level cache, a panel in the first.
 const PANELWISE_TILES: usize = 40;
+/// Parts of a product whose panels of B are made one at a time, for each thread: who is late leaves some to the others.
+const PARTS_PER_THREAD: usize = 4;
+/// Row tiles from which on packing them is cut over threads.
+const SPLIT_TILES_MIN: usize = 2;
 /// With no more row tiles than this, copying rows of B costs more than reading them in place.
 pub(crate) const DIRECT_TILES_MAX: usize = 2;
 /// Work below this many nanoseconds stays on one thread.
@@ -146,16 +150,27 @@ pub(crate) fn drive<'a>(
 
 /// Elements of scratch that `drive_by_panels` needs.
 pub(crate) fn drive_by_panels_scratch_len(isa: Isa, threads: usize, shape: &DriveShape) -> usize {
-    threads.max(1) * panelwise_scratch_len(isa, shape)
+    let tiles = row_tiles(isa, shape.m).min(PANELWISE_TILES);
+    let PanelwiseScratch { tile, panel } = PanelwiseScratch::of(isa, shape);
+    tiles * tile + PARTS_PER_THREAD * threads.max(1) * panel
 }
 
-fn panelwise_scratch_len(isa: Isa, shape: &DriveShape) -> usize {
-    let TileShape { rows_max, cols } = tile_shape(isa);
-    let rows = shape.m.min(PANELWISE_TILES * rows_max);
-    ((rows + cols) * (shape.block_steps() + shape.wide_len())).next_multiple_of(16)
+/// Elements of scratch for one row tile of A and for one panel of B, for the steps that are packed at once.
+struct PanelwiseScratch {
+    tile: usize,
+    panel: usize,
 }
 
-/// Computes one item whose panels of B cost much to make and whose A is not packed: each panel is made once for all rows.
+impl PanelwiseScratch {
+    fn of(isa: Isa, shape: &DriveShape) -> PanelwiseScratch {
+        let TileShape { rows_max, cols } = tile_shape(isa);
+        let values = shape.block_steps() + shape.wide_len();
+        PanelwiseScratch { tile: a_scratch_len(rows_max, shape, true), panel: (cols * values).next_multiple_of(16) }
+    }
+}
+
+/// Computes one item whose panels of B cost much to make and whose A is not packed: A is packed once for all threads, and each
+/// panel is made once for all rows.
 pub(crate) fn drive_by_panels(
     exec: Exec,
     shape: &DriveShape,
@@ -169,22 +184,31 @@ pub(crate) fn drive_by_panels(
     }
     let (isa, tile) = (exec.isa(), tile_shape(exec.isa()));
     let (tiles, panels) = (row_tiles(isa, shape.m), shape.n.div_ceil(tile.cols));
-    let threads = if estimate_ns(shape, true, true) < SPLIT_NS { 1 } else { exec.threads() };
-    let [_, by_tiles, by_panels] = choose_grid(threads, tile, [1, tiles, panels]);
-    let (parts, part_scratch) = (by_tiles * by_panels, panelwise_scratch_len(isa, shape));
-    assert!(scratch.len() >= parts * part_scratch, "scratch of {} for {parts}×{part_scratch}", scratch.len());
-    let (c, scratch) = (SharedMut::new(c), SharedMut::new(scratch));
-    exec.pool().run(parts, &|part| {
-        let tiles = share(tiles, by_tiles, part / by_panels);
-        let panels = share(panels, by_panels, part % by_panels);
-        // SAFETY: every part has its own stretch of the scratch.
-        let scratch = unsafe { scratch.slice(part * part_scratch, part_scratch) };
-        let block = Block { isa, tile, shape, item, packs_a: true, completion, accumulates: false, c: &c };
-        block.check();
-        for first in tiles.clone().step_by(PANELWISE_TILES) {
-            block.run_by_panels(first..tiles.end.min(first + PANELWISE_TILES), panels.clone(), scratch);
+    let is_split = exec.threads() > 1 && estimate_ns(shape, true, true) >= SPLIT_NS;
+    let parts = if is_split { panels.min(PARTS_PER_THREAD * exec.threads()) } else { 1 };
+    let lens = PanelwiseScratch::of(isa, shape);
+    let (a_scratch, b_scratch) = scratch.split_at_mut(tiles.min(PANELWISE_TILES) * lens.tile);
+    assert!(b_scratch.len() >= parts * lens.panel, "scratch of {} for {parts}×{}", b_scratch.len(), lens.panel);
+    let (c, b_scratch) = (SharedMut::new(c), SharedMut::new(b_scratch));
+    let block = Block { isa, tile, shape, item, packs_a: true, completion, accumulates: false, c: &c };
+    block.check();
+    for first in (0..tiles).step_by(PANELWISE_TILES) {
+        let tiles = first..tiles.min(first + PANELWISE_TILES);
+        for ks in block.k_blocks() {
+            let pack_parts = if is_split && tiles.len() >= SPLIT_TILES_MIN { exec.threads() } else { 1 };
+            let a = &mut a_scratch[..tiles.len() * lens.tile];
+            exec.pool().chunks_mut(a, tiles.len().div_ceil(pack_parts) * lens.tile, |part, a| {
+                let first = tiles.start + part * tiles.len().div_ceil(pack_parts);
+                block.pack_tiles(first, ks.clone(), lens.tile, a);
+            });
+            exec.pool().run(parts, &|part| {
+                // SAFETY: every part has its own stretch of the scratch.
+                let b_scratch = unsafe { b_scratch.slice(part * lens.panel, lens.panel) };
+                let panels = share(panels, parts, part);
+                block.run_by_panels(tiles.clone(), panels, ks.clone(), a_scratch, lens.tile, b_scratch);
+            });
         }
-    });
+    }
 }
 
 /// Elements of scratch that `drive_alone` needs.
@@ -389,26 +413,33 @@ impl Block<'_> {
         (0..steps.div_ceil(block).max(1)).map(move |at| at * block..steps.min((at + 1) * block))
     }
 
-    /// Some row tiles times some panels, each of which is made once for all of the tiles.
-    fn run_by_panels(&self, tiles: Range<usize>, panels: Range<usize>, scratch: &mut [f32]) {
+    /// Packs row tiles of A from `first` on, each into a stretch of its own.
+    fn pack_tiles(&self, first: usize, ks: Range<usize>, tile_len: usize, scratch: &mut [f32]) {
+        let tiles = row_tiles(self.isa, self.shape.m);
+        for (tile, scratch) in (first..).zip(scratch.chunks_exact_mut(tile_len)) {
+            self.pack_a(self.item.a, share(self.shape.m, tiles, tile), ks.clone(), scratch);
+        }
+    }
+
+    /// Some packed row tiles times some panels, each of which is made once for all of the tiles.
+    fn run_by_panels(
+        &self,
+        tiles: Range<usize>,
+        panels: Range<usize>,
+        ks: Range<usize>,
+        packed: &[f32],
+        tile_len: usize,
+        b_scratch: &mut [f32],
+    ) {
         let width = self.tile.cols;
-        let tile_rows = |tile: usize| share(self.shape.m, row_tiles(self.isa, self.shape.m), tile);
-        for ks in self.k_blocks() {
-            let (b_scratch, a_scratch) = scratch.split_at_mut(width * (ks.len() + self.shape.wide_len()));
-            let mut rest = &mut *a_scratch;
-            for rows in tiles.clone().map(tile_rows) {
-                self.pack_a(self.item.a, rows.clone(), ks.clone(), rest);
-                rest = &mut rest[rows.len() * ks.len()..];
-            }
-            for panel in panels.clone() {
-                let columns = panel * width..self.shape.n.min((panel + 1) * width);
-                self.pack_b(self.item.b, ks.clone(), columns, b_scratch);
-                let b = PanelBlock { start: b_scratch.as_ptr(), panel_stride: 0, k_stride: width, last: None };
-                let mut a = &*a_scratch;
-                for rows in tiles.clone().map(tile_rows) {
-                    self.run_tile_row(rows.clone(), panel..panel + 1, a.as_ptr(), &b, ks.clone());
-                    a = &a[rows.len() * ks.len()..];
-                }
+        let tile_count = row_tiles(self.isa, self.shape.m);
+        for panel in panels {
+            let columns = panel * width..self.shape.n.min((panel + 1) * width);
+            self.pack_b(self.item.b, ks.clone(), columns, b_scratch);
+            let b = PanelBlock { start: b_scratch.as_ptr(), panel_stride: 0, k_stride: width, last: None };
+            for (tile, a) in tiles.clone().zip(packed.chunks_exact(tile_len)) {
+                let rows = share(self.shape.m, tile_count, tile);
+                self.run_tile_row(rows, panel..panel + 1, a.as_ptr(), &b, ks.clone());
             }
         }
     }

@@ -11,6 +11,8 @@ pub mod arithmetic;
 pub mod attention;
 pub mod cached_attention;
 mod cached_attention_lines;
+#[cfg(target_arch = "x86_64")]
+mod cached_attention_x86;
 pub mod conv;
 mod conv_depthwise;
 mod conv_depthwise_rows;
@@ -30,6 +32,10 @@ pub mod gather;
 pub mod gather_concat;
 pub mod gemm;
 pub mod gemm_blocks;
+pub mod gemm_blocks_int;
+mod gemm_blocks_int_line;
+#[cfg(target_arch = "x86_64")]
+mod gemm_blocks_int_x86;
 mod gemm_blocks_line;
 #[cfg(target_arch = "x86_64")]
 mod gemm_blocks_x86;

@@ -47,6 +47,6 @@ pub use fast_math::{FastMath, FastRewrite};
 pub use gather_rows::gather_rows;
 pub use log::{PassReport, Place, Reason};
 pub use narrow_floats::narrow_floats;
-pub use numerics::{FloatPrecision, Numerics, WeightPrecision};
+pub use numerics::{ActivationPrecision, FloatPrecision, Numerics, WeightPrecision};
 pub use pipeline::{CANONICAL, FUSED, Pass, PassError, PassOptions, remove_dead, run_passes, run_passes_with};
 pub use step_costs::StepCosts;

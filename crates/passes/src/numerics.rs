@@ -19,6 +19,8 @@ pub struct Numerics {
     pub weights: WeightPrecision,
     /// What f32 values between a model's inputs and outputs are held as.
     pub floats: FloatPrecision,
+    /// What rows are multiplied as with weights of few bits that have a scale for each block of them.
+    pub activations: ActivationPrecision,
 }
 
 /// What f32 values between a model's inputs and outputs are held as.
@@ -38,6 +40,38 @@ impl FloatPrecision {
             FloatPrecision::F32 => "f32",
             FloatPrecision::F16 => "fp16",
         }
+    }
+}
+
+/// What rows are multiplied as with weights of few bits that have a scale for each block of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ActivationPrecision {
+    /// As they are.
+    #[default]
+    F32,
+    /// Signed bytes with a scale for each few of them, found when they are known.
+    Int8,
+}
+
+impl ActivationPrecision {
+    /// Every precision.
+    pub const ALL: [ActivationPrecision; 2] = [ActivationPrecision::F32, ActivationPrecision::Int8];
+
+    /// Name in keys and descriptions.
+    pub fn name(self) -> &'static str {
+        match self {
+            ActivationPrecision::F32 => "f32",
+            ActivationPrecision::Int8 => "int8",
+        }
+    }
+}
+
+impl FromStr for ActivationPrecision {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ActivationPrecision, String> {
+        let named = ActivationPrecision::ALL.into_iter().find(|precision| precision.name() == text);
+        named.ok_or_else(|| format!("'{text}' is no precision of activations; f32 or int8 is expected"))
     }
 }
 
@@ -67,6 +101,7 @@ impl WeightPrecision {
 /// Words of the text form.
 const STRICT: &str = "strict";
 const FAST_MATH: &str = "fast-math=";
+const INT8_ACTIVATIONS: &str = "int8-activations";
 
 impl Numerics {
     /// Whether a pass of this class may run.
@@ -94,6 +129,10 @@ impl Numerics {
             let floats = self.floats.name();
             return Err(format!("strict numerics round as the model is written; {floats} values do not"));
         }
+        if self.is_strict && self.activations != ActivationPrecision::F32 {
+            let activations = self.activations.name();
+            return Err(format!("strict numerics round as the model is written; {activations} activations do not"));
+        }
         Ok(())
     }
 
@@ -105,6 +144,7 @@ impl Numerics {
             ("fast_math", self.fast_math.to_string()),
             ("weights", self.weights.name().to_string()),
             ("floats", self.floats.name().to_string()),
+            ("activations", self.activations.name().to_string()),
         ];
         fields.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
     }
@@ -123,8 +163,12 @@ impl fmt::Display for Numerics {
             write!(f, "+{}", self.floats.name())?;
         }
         match self.weights {
-            WeightPrecision::F32 => Ok(()),
-            WeightPrecision::Bf16 | WeightPrecision::Int8 => write!(f, "+{}", self.weights.name()),
+            WeightPrecision::F32 => {}
+            WeightPrecision::Bf16 | WeightPrecision::Int8 => write!(f, "+{}", self.weights.name())?,
+        }
+        match self.activations {
+            ActivationPrecision::F32 => Ok(()),
+            ActivationPrecision::Int8 => write!(f, "+{INT8_ACTIVATIONS}"),
         }
     }
 }
@@ -141,6 +185,7 @@ impl FromStr for Numerics {
                 "fp16" => numerics.floats = FloatPrecision::F16,
                 "bf16" => numerics.weights = WeightPrecision::Bf16,
                 "int8" => numerics.weights = WeightPrecision::Int8,
+                INT8_ACTIVATIONS => numerics.activations = ActivationPrecision::Int8,
                 _ => match word.strip_prefix(FAST_MATH) {
                     Some(names) => numerics.fast_math = names.parse()?,
                     None => return Err(format!("'{word}' is no numeric option of this build")),
@@ -168,6 +213,11 @@ mod tests {
             (bf16, "+bf16"),
             (Numerics { weights: WeightPrecision::Int8, ..Numerics::default() }, "+int8"),
             (Numerics { floats: FloatPrecision::F16, ..Numerics::default() }, "+fp16"),
+            (Numerics { activations: ActivationPrecision::Int8, ..Numerics::default() }, "+int8-activations"),
+            (
+                Numerics { activations: ActivationPrecision::Int8, ..two.clone() },
+                "+fast-math=zero,log-exp+bf16+int8-activations",
+            ),
             (two, "+fast-math=zero,log-exp+bf16"),
         ];
         for (numerics, text) in cases {
@@ -188,6 +238,8 @@ mod tests {
         assert!(both.check().unwrap_err().contains("bf16 weights"));
         let fast = Numerics { is_strict: true, fast_math: FastMath::all(), ..Numerics::default() };
         assert!(fast.check().unwrap_err().contains("fast-math gelu,zero,log-exp,pow-sqrt"));
+        let bytes = Numerics { is_strict: true, activations: ActivationPrecision::Int8, ..Numerics::default() };
+        assert!(bytes.check().unwrap_err().contains("int8 activations"));
         assert!(!fast.admits(Class::Fast(Liberty::Math(FastRewrite::Zero))));
     }
 }

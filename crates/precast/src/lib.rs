@@ -64,8 +64,8 @@ pub use precast_onnx::{
 };
 pub use precast_passes::batch_axis::{explain as explain_padding, pad_verdict};
 pub use precast_passes::{
-    CANONICAL, FUSED, FastMath, FastRewrite, FloatPrecision, Numerics, PassOptions, PassReport, Place, WeightPrecision,
-    run_passes,
+    ActivationPrecision, CANONICAL, FUSED, FastMath, FastRewrite, FloatPrecision, Numerics, PassOptions, PassReport,
+    Place, WeightPrecision, run_passes,
 };
 pub use precast_program::{
     Bucket, DeviceRun, IoPath, LaunchPath, Port, Program, Step, StepsReason, TargetDescription, TuningRecord,

@@ -11,6 +11,7 @@ use precast_generate::resident::{DecoderSession, ResidentDecoder};
 use precast_generate::text_model::{Headless, TextModel, TextModelParts};
 use precast_generate::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use precast_ir::Graph;
+use precast_passes::ActivationPrecision;
 use precast_program::{Device, Target};
 use precast_session::{Interface, OnMiss, OnMissChain, Session, SessionOptions, Startup};
 
@@ -114,6 +115,7 @@ fn open(directory: &Path, options: &TextOptions, given: Option<GivenDevice>) -> 
     if config.model.decoder.threads > 0 {
         runner.threads = config.model.decoder.threads;
     }
+    runner.passes.numerics.activations = activations(&config, &runner)?;
     let path = folder.path(&config.model.decoder.filename)?;
     let tokenizer = open_tokenizer(&folder, &config, &mut notices)?;
     let cache = Arc::new(ProgramCache::open(cache_options(options))?);
@@ -265,6 +267,16 @@ fn open_decoder(
         device: runner.device.to_string(),
         config,
     }))
+}
+
+/// What activations are multiplied as: in 8 bits where the caller or the folder asks for it.
+fn activations(config: &GenerationConfig, runner: &RunnerOptions) -> Result<ActivationPrecision, Error> {
+    match (runner.passes.numerics.activations, &config.tuning.activations) {
+        (ActivationPrecision::F32, Some(text)) => {
+            text.parse().map_err(|reason| Error::Request(format!("precast.json: activations: {reason}")))
+        }
+        (asked, _) => Ok(asked),
+    }
 }
 
 /// What answers a step whose Program is not there; the folder's word, else waiting for it.

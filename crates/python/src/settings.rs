@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use precast::{
-    BucketPolicy, CacheMode, CacheOptions, DimBinds, FastMath, FloatPrecision, Observer, OpenOptions, Phase,
-    ProgramCache, Progress, RemoteOptions, Startup, WeightPrecision,
+    ActivationPrecision, BucketPolicy, CacheMode, CacheOptions, DimBinds, FastMath, FloatPrecision, Observer,
+    OpenOptions, Phase, ProgramCache, Progress, RemoteOptions, Startup, WeightPrecision,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -44,6 +44,7 @@ const KEYS: &[(&str, &str)] = &[
     ("numerics", "'default', or 'strict' to round every sum as it is written"),
     ("fast_math", "rewrites that may approximate: 'gelu,zero,log-exp,pow-sqrt' or 'all'"),
     ("weights", "what constant f32 weights are held as: 'f32', 'bf16' or 'int8'"),
+    ("activations", "what rows are multiplied as with weights of 4 or 8 bits in blocks: 'f32' or 'int8'"),
     ("precision", "what f32 values between inputs and outputs are held as: 'f32' or 'f16'"),
     ("progress", "called with a dict of how far opening has come"),
 ];
@@ -142,6 +143,9 @@ fn read_runner(read: &Arguments<'_>, options: &mut OpenOptions) -> PyResult<()> 
     let weights = [("f32", WeightPrecision::F32), ("bf16", WeightPrecision::Bf16), ("int8", WeightPrecision::Int8)];
     if let Some(weights) = read.word("weights", &weights)? {
         numerics.weights = weights;
+    }
+    if let Some(activations) = read.parsed::<ActivationPrecision>("activations")? {
+        numerics.activations = activations;
     }
     if let Some(floats) = read.word("precision", &[("f32", FloatPrecision::F32), ("f16", FloatPrecision::F16)])? {
         numerics.floats = floats;

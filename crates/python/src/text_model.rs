@@ -38,7 +38,7 @@ fn raised(py: Python<'_>) -> impl Fn(GenerateError) -> PyErr {
 impl TextModel {
     /// Opens a folder. Overlays are JSON merge patches on its configuration, each a text.
     #[new]
-    #[pyo3(signature = (folder, device = None, overlays = Vec::new(), cache = None, threads = None))]
+    #[pyo3(signature = (folder, device = None, overlays = Vec::new(), cache = None, threads = None, activations = None))]
     fn new(
         py: Python<'_>,
         folder: PathBuf,
@@ -46,6 +46,7 @@ impl TextModel {
         overlays: Vec<String>,
         cache: Option<PathBuf>,
         threads: Option<usize>,
+        activations: Option<&str>,
     ) -> PyResult<TextModel> {
         let mut options = TextOptions { cache, ..TextOptions::default() };
         let mut notices = Vec::new();
@@ -58,6 +59,10 @@ impl TextModel {
         options.overlays = overlays.into_iter().enumerate().map(source).collect();
         if let Some(threads) = threads.filter(|&threads| threads > 0) {
             options.runner.threads = threads;
+        }
+        if let Some(text) = activations {
+            let parsed = text.parse().map_err(|reason: String| usage(py, &format!("activations: {reason}")))?;
+            options.runner.passes.numerics.activations = parsed;
         }
         let open = move || open_text_model(&folder, &options);
         let folder = interruptible(py, "open", open)?.map_err(|error| exception(py, &error))?;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use precast::generate::{Generator, GeneratorParams, TextModel};
-use precast::{RunnerOptions, TextOptions, open_text_model};
+use precast::{ActivationPrecision, RunnerOptions, TextOptions, open_text_model};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -50,17 +50,35 @@ pub struct TextArguments {
     /// Measure this folder in this process; what the turns of Precast call.
     #[arg(long, value_name = "DIR", hide = true)]
     own: Option<PathBuf>,
+    /// With 8-bit activations; what the turns of Precast call.
+    #[arg(long, hide = true)]
+    int8_activations: bool,
 }
 
 /// What is compared: the same weights in each program's own file.
 struct Configuration {
     name: &'static str,
+    /// What Precast multiplies activations as.
+    activations: ActivationPrecision,
     peers: [(&'static str, &'static str); 3],
 }
 
 const CONFIGURATIONS: &[Configuration] = &[
-    Configuration { name: "fp32", peers: [("precast", "fp32"), ("genai", "fp32"), ("llama", "f32.gguf")] },
-    Configuration { name: "int4", peers: [("precast", "int4"), ("genai", "int4-int8"), ("llama", "q4_0.gguf")] },
+    Configuration {
+        name: "fp32",
+        activations: ActivationPrecision::F32,
+        peers: [("precast", "fp32"), ("genai", "fp32"), ("llama", "f32.gguf")],
+    },
+    Configuration {
+        name: "int4",
+        activations: ActivationPrecision::F32,
+        peers: [("precast", "int4"), ("genai", "int4"), ("llama", "q4_0.gguf")],
+    },
+    Configuration {
+        name: "int4-int8",
+        activations: ActivationPrecision::Int8,
+        peers: [("precast", "int4"), ("genai", "int4-int8"), ("llama", "q4_0.gguf")],
+    },
 ];
 
 /// What one process measured, or the best of several.
@@ -86,7 +104,7 @@ impl Figures {
 /// Measures.
 pub fn run(arguments: &TextArguments) -> Result<()> {
     if let Some(folder) = &arguments.own {
-        println!("{}", serde_json::to_string(&measure(folder, arguments.prompt, arguments.new_tokens)?)?);
+        println!("{}", serde_json::to_string(&measure(folder, arguments)?)?);
         return Ok(());
     }
     let python = venv::python_with("venv-text", REQUIREMENTS)?;
@@ -97,7 +115,7 @@ pub fn run(arguments: &TextArguments) -> Result<()> {
     for round in 0..arguments.rounds.max(1) {
         for configuration in CONFIGURATIONS.iter().filter(|configuration| is_wanted(configuration.name)) {
             for (peer, file) in configuration.peers {
-                let figures = ask(&python, peer, &models.join(file), arguments)?;
+                let figures = ask(&python, peer, &models.join(file), configuration.activations, arguments)?;
                 eprintln!("round {round}, {}, {peer}: {figures:?}", configuration.name);
                 let best = results.entry((configuration.name, peer)).or_insert(figures);
                 *best = best.best(figures);
@@ -116,12 +134,21 @@ pub fn run(arguments: &TextArguments) -> Result<()> {
 }
 
 /// One turn of a peer.
-fn ask(python: &Path, peer: &str, model: &Path, arguments: &TextArguments) -> Result<Figures> {
+fn ask(
+    python: &Path,
+    peer: &str,
+    model: &Path,
+    activations: ActivationPrecision,
+    arguments: &TextArguments,
+) -> Result<Figures> {
     let (prompt, new_tokens) = (arguments.prompt.to_string(), arguments.new_tokens.to_string());
     let mut command = match peer {
         "precast" => {
             let mut own = Command::new(std::env::current_exe()?);
             own.args(["bench", "text", "--prompt", &prompt, "--new-tokens", &new_tokens, "--own"]).arg(model);
+            if activations == ActivationPrecision::Int8 {
+                own.arg("--int8-activations");
+            }
             own
         }
         _ => {
@@ -140,11 +167,13 @@ fn ask(python: &Path, peer: &str, model: &Path, arguments: &TextArguments) -> Re
 }
 
 /// Measures Precast in this process.
-fn measure(folder: &Path, prompt: usize, new_tokens: usize) -> Result<Figures> {
-    let options = TextOptions {
-        runner: RunnerOptions { threads: THREADS, ..RunnerOptions::default() },
-        ..TextOptions::default()
-    };
+fn measure(folder: &Path, arguments: &TextArguments) -> Result<Figures> {
+    let &TextArguments { prompt, new_tokens, .. } = arguments;
+    let mut runner = RunnerOptions { threads: THREADS, ..RunnerOptions::default() };
+    if arguments.int8_activations {
+        runner.passes.numerics.activations = ActivationPrecision::Int8;
+    }
+    let options = TextOptions { runner, ..TextOptions::default() };
     let model = open_text_model(folder, &options)?.model;
     let tokens: Vec<u32> = (0..prompt).map(|i| (100 + 7 * i as u32 % 4000) % model.vocabulary() as u32).collect();
     let short = &tokens[..SHORT_PROMPT.min(prompt)];

@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use precast::{
-    CacheMode, CacheOptions, FastMath, Isa, KeyRecord, Miss, ModelSession, OpenOptions, ProgramCache, TuningTable,
-    WeightPrecision, program_records,
+    ActivationPrecision, CacheMode, CacheOptions, FastMath, Isa, KeyRecord, Miss, ModelSession, OpenOptions,
+    ProgramCache, TuningTable, WeightPrecision, program_records,
 };
 use precast_cache::{Fetched, GetError, Origin};
 use precast_onnx::proto::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
@@ -55,6 +55,9 @@ fn misses(bench: &mut Bench, subject: &Subject, root: &Path) -> Result<()> {
     let mut int8 = subject.options();
     int8.runner.passes.numerics.weights = WeightPrecision::Int8;
     cases.push(("8-bit weights", "precision.weights", records(subject, &int8)?));
+    let mut bytes = subject.options();
+    bytes.runner.passes.numerics.activations = ActivationPrecision::Int8;
+    cases.push(("8-bit activations", "precision.activations", records(subject, &bytes)?));
     let mut other_isa = subject.options();
     let is_portable = other_isa.runner.isa == Isa::Portable;
     other_isa.runner.isa = if is_portable { Isa::Avx2 } else { Isa::Portable };

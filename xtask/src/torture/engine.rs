@@ -11,7 +11,7 @@ use clap::Args;
 use precast::generate::config::SpeculativeConfig;
 use precast::generate::engine::{EngineMetrics, Event, Request, RequestHandle};
 use precast::generate::{Engine, EngineOptions, FinishReason, GeneratorParams, TextModel, generate};
-use precast::{TextOptions, open_text_model};
+use precast::{ActivationPrecision, TextOptions, open_text_model};
 use serde::Serialize;
 use serde_json::json;
 
@@ -41,6 +41,9 @@ pub struct EngineArguments {
     /// A model folder on which many requests at once are measured against one at a time; may be given alone with --seconds 0.
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
+    /// Multiply weights of few bits of that folder with activations of 8 bits.
+    #[arg(long)]
+    int8_activations: bool,
 }
 
 /// How one model did.
@@ -84,7 +87,7 @@ pub fn run(arguments: &EngineArguments) -> Result<()> {
             reports.push(report);
         }
     }
-    let speed = arguments.folder.as_deref().map(measure).transpose()?;
+    let speed = arguments.folder.as_deref().map(|folder| measure(folder, arguments)).transpose()?;
     let is_ok = reports.iter().all(|report| report.ok) && speed.as_ref().is_none_or(|speed| speed.ok);
     if arguments.json {
         println!("{}", json!({ "ok": is_ok, "models": reports, "speed": speed }));
@@ -250,9 +253,13 @@ fn idle(engine: &Engine) -> Result<EngineMetrics> {
 }
 
 /// Tokens a second of requests one at a time and all at once, on the same engine, after all sizes have run once.
-fn measure(folder: &Path) -> Result<SpeedReport> {
+fn measure(folder: &Path, arguments: &EngineArguments) -> Result<SpeedReport> {
     const ALONE: usize = 6;
-    let model = open_text_model(folder, &TextOptions::default())?.model;
+    let mut text_options = TextOptions::default();
+    if arguments.int8_activations {
+        text_options.runner.passes.numerics.activations = ActivationPrecision::Int8;
+    }
+    let model = open_text_model(folder, &text_options)?.model;
     let options = EngineOptions {
         page_tokens: 32,
         pages: Some(64 * 8),

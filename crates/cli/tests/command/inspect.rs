@@ -40,7 +40,10 @@ fn a_program_shows_its_numerics_and_takes_no_others() {
     let compiled = bench.json("compile m.onnx -o p --numerics strict");
     assert_eq!(compiled["numerics"]["rounding"], json!("strict"));
     let text = bench.run("inspect p").stdout;
-    assert!(text.contains("\nnumerics fast-math none · floats f32 · rounding strict · weights f32\n"), "{text}");
+    assert!(
+        text.contains("\nnumerics activations f32 · fast-math none · floats f32 · rounding strict · weights f32\n"),
+        "{text}"
+    );
     assert_eq!(bench.json("run p --seed 7")["outputs"], bench.json("run m.onnx --seed 7 --numerics strict")["outputs"]);
     let outcome = bench.run("run p --numerics strict");
     assert_eq!(outcome.exit, 2);

@@ -10,7 +10,7 @@ fn int8_is_shown_and_near_and_never_unasked() {
     let compiled = bench.json("compile m.onnx -o p --dim rows=3 --int8 --explain");
     assert_eq!(
         compiled["numerics"],
-        json!({ "rounding": "default", "fast_math": "none", "floats": "f32", "weights": "int8" })
+        json!({ "rounding": "default", "fast_math": "none", "floats": "f32", "weights": "int8", "activations": "f32" })
     );
     assert_eq!(compiled["explain"][0]["kernel"], json!("gemm_dynamic+act"));
     let text = bench.run("inspect p").stdout;
@@ -37,6 +37,7 @@ fn each_liberty_is_a_miss_that_names_it() {
     let cases = [
         ("--int8", "precision.weights", "int8", "f32"),
         ("--bf16", "precision.weights", "bf16", "f32"),
+        ("--int8-activations", "precision.activations", "int8", "f32"),
         ("--fast-math zero,gelu", "precision.fast_math", "gelu,zero", "none"),
         ("--numerics strict", "precision.rounding", "strict", "default"),
     ];

@@ -4,6 +4,7 @@ use precast_ir::op::{Dequantize, Matmul, Unpack};
 use precast_ir::{Graph, Op, ValueId};
 use precast_kernels::epilogue::{self, Bias};
 use precast_kernels::gemm_blocks::{BlockWeights, Code, gemm_blocks, gemm_blocks_scratch_len};
+use precast_kernels::gemm_blocks_int::{gemm_blocks_int, gemm_blocks_int_scratch_len};
 use precast_tensor::{DType, Tensor};
 
 use crate::ops::epilogue::Epilogue;
@@ -48,9 +49,14 @@ pub fn lower_product(
         reads.len() - 1
     };
     let (bias, residual) = (epilogue.bias.map(&mut push), epilogue.residual.map(&mut push));
-    let scratch_bytes = gemm_blocks_scratch_len(machine.isa, machine.threads, &weights, m) * size_of::<f32>();
+    let quantises_rows = machine.quantises_rows && weights.takes_byte_rows();
+    let scratch_bytes = match quantises_rows {
+        true => gemm_blocks_int_scratch_len(&weights, m) * size_of::<u32>(),
+        false => gemm_blocks_scratch_len(machine.isa, machine.threads, &weights, m) * size_of::<f32>(),
+    };
+    let rows = if quantises_rows { "+int8_rows" } else { "" };
     Lowered {
-        kernel: format!("{kernel}.{}bit{}", weights.code.bits(), epilogue.suffix()),
+        kernel: format!("{kernel}.{}bit{rows}{}", weights.code.bits(), epilogue.suffix()),
         reads,
         scratch_bytes,
         run: Box::new(move |args, exec| {
@@ -58,8 +64,13 @@ pub fn lower_product(
             let residual = residual.map(|read| args.read::<f32>(read));
             let epilogue = epilogue::Epilogue { bias, residual, ..constant_part };
             let (x, packed, c) = (args.read::<f32>(0), args.read::<u32>(1), args.write::<f32>(0));
-            let scratch: &mut [f32] = if scratch_bytes > 0 { args.write(1) } else { &mut [] };
-            gemm_blocks(exec, &weights, m, x, packed, &epilogue, c, scratch);
+            if quantises_rows {
+                let scratch: &mut [u32] = if scratch_bytes > 0 { args.write(1) } else { &mut [] };
+                gemm_blocks_int(exec, &weights, m, x, packed, &epilogue, c, scratch);
+            } else {
+                let scratch: &mut [f32] = if scratch_bytes > 0 { args.write(1) } else { &mut [] };
+                gemm_blocks(exec, &weights, m, x, packed, &epilogue, c, scratch);
+            }
             Ok(())
         }),
     }

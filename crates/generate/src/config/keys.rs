@@ -373,6 +373,7 @@ pub static TUNING: Keys = Keys {
         honour("on_miss", Kind::Text),
         honour("graph_budget_mb", COUNT),
         honour("prefill_share", Kind::NumberAbove(0.0, 1.0)),
+        honour("activations", Kind::Text),
     ],
 };
 

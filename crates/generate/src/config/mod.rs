@@ -258,6 +258,8 @@ pub struct TuningConfig {
     pub graph_budget_mb: Option<usize>,
     /// Part of a step that prompts get.
     pub prefill_share: Option<f64>,
+    /// What rows are multiplied as with weights of few bits.
+    pub activations: Option<String>,
 }
 
 /// Every fault of a configuration, with the place of each.

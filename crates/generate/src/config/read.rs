@@ -289,5 +289,6 @@ fn read_tuning(tuning: Part<'_>) -> TuningConfig {
         on_miss: tuning.text("on_miss"),
         graph_budget_mb: tuning.size("graph_budget_mb"),
         prefill_share: tuning.float("prefill_share"),
+        activations: tuning.text("activations"),
     }
 }

@@ -5,6 +5,7 @@
 use crate::kv_cache::{Half, KvCache};
 use crate::ladder::Ladders;
 use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
+use crate::step_buffers::StepBuffers;
 use crate::text_model::{StepError, StepOutputs, TextModel};
 use precast_session::SessionError;
 
@@ -29,6 +30,7 @@ pub struct PagedRunner {
     page_tokens: usize,
     store: PageStore,
     copies: KvCache,
+    buffers: StepBuffers,
     held: Vec<Option<Held>>,
     runs: u64,
 }
@@ -42,7 +44,8 @@ impl PagedRunner {
         let slots = ladders.rows.at_least(rows_max).unwrap_or(rows_max) + 1;
         let copies = KvCache::new(model.layers(), slots, ladders.capacity.sizes()[0]);
         let store = PageStore::new(model.layers(), page_tokens);
-        PagedRunner { model: model.clone(), ladders, page_tokens, store, copies, held: vec![None; slots], runs: 0 }
+        let (buffers, held) = (StepBuffers::default(), vec![None; slots]);
+        PagedRunner { model: model.clone(), ladders, page_tokens, store, copies, buffers, held, runs: 0 }
     }
 
     /// Runs rows side by side in one Program: all with one new token, or all with few and scores behind each.
@@ -69,8 +72,8 @@ impl PagedRunner {
             scores: if is_scored { PlanScores::All } else { PlanScores::Last },
         };
         let tokens: Vec<&[u32]> = in_order.iter().map(|row| row.tokens).collect();
-        let outputs = self.model.run(&plan, &tokens, &self.copies).map_err(fault)?;
-        self.keep(&in_order, &plan, &outputs);
+        let outputs = self.model.run(&plan, &tokens, &self.copies, &mut self.buffers).map_err(fault)?;
+        self.keep(&in_order, &plan);
         let mut scores: Vec<(usize, Vec<Scores>)> =
             order.into_iter().zip(scores_of(&in_order, &plan, outputs)).collect();
         scores.sort_by_key(|(position, _)| *position);
@@ -165,15 +168,14 @@ impl PagedRunner {
     }
 
     /// Keeps keys and values of the new tokens in pages and copies.
-    fn keep(&mut self, rows: &[&StepRow<'_>], plan: &StepPlan, outputs: &StepOutputs) {
-        for (layer, half, words) in &outputs.present {
-            let bytes: &[u8] = bytemuck::cast_slice(words);
-            let row_bytes = self.copies.step_bytes(*layer, *half, plan.shape.length);
+    fn keep(&mut self, rows: &[&StepRow<'_>], plan: &StepPlan) {
+        for (layer, half, bytes) in self.buffers.present() {
+            let row_bytes = self.copies.step_bytes(layer, half, plan.shape.length);
             for (position, (row, planned)) in rows.iter().zip(&plan.rows).enumerate() {
                 let new = &bytes[position * row_bytes..][..row_bytes];
                 let sizes = (plan.shape.length, planned.valid);
-                self.store.write(row.pages, (*layer, *half), planned.cached, new, sizes);
-                self.copies.write(*layer, *half, planned.slot, planned.cached, new, planned.valid);
+                self.store.write(row.pages, (layer, half), planned.cached, new, sizes);
+                self.copies.write(layer, half, planned.slot, planned.cached, new, planned.valid);
             }
         }
         for (row, planned) in rows.iter().zip(&plan.rows) {

@@ -3,7 +3,7 @@
 
 use crate::search::{
     Draw, FinishReason, GeneratorParams, History, ParamsError, RuleError, StopMatcher, apply_rules_within, choose,
-    log_softmax_at, top_logprobs, uniform,
+    choose_likeliest, log_softmax_at, top_logprobs, uniform,
 };
 use crate::text_stream::TextStream;
 use crate::tokenizer::Tokenizer;
@@ -112,6 +112,10 @@ impl RowSearch {
     pub fn choose(&mut self, raw: &[f32], tokens: &[u32], is_generated: &[bool]) -> Result<ChosenToken, ChoiceError> {
         let params = &self.options.params;
         let mask = self.guide.as_mut().map(Guide::mask).transpose()?;
+        if params.takes_largest() && mask.is_none() {
+            let id = choose_likeliest(raw, tokens.len())?;
+            return self.accept(id, tokens.len(), None);
+        }
         let ban = |logits: &mut [f32]| mask.iter().for_each(|mask| mask.apply(logits));
         let mut logits = raw.to_vec();
         apply_rules_within(&mut logits, History { tokens, is_generated }, params, &self.options.eos, &ban)?;

@@ -1,6 +1,8 @@
 //! What an engine runs its steps on. A runner keeps the keys and values of pages; which pages belong to whom is the
 //! engine's business.
 
+pub use crate::step_buffers::Scores;
+
 use super::page_pool::PageId;
 use super::row::RowId;
 
@@ -29,9 +31,6 @@ pub enum StepFault {
     #[error("the device has failed: {0}")]
     DeviceLost(String),
 }
-
-/// Scores of one position, before any rule.
-pub type Scores = Vec<f32>;
 
 /// Runs steps.
 pub trait StepRunner: Send {

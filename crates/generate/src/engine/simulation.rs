@@ -31,7 +31,7 @@ const NOT_A_NUMBER: u32 = 11;
 /// Scores behind these tokens: a digest of all of them. Repeats are likely, so that lookups find something.
 fn scores_behind(tokens: &[u32]) -> Scores {
     if tokens.contains(&NOT_A_NUMBER) {
-        return vec![f32::NAN; VOCABULARY];
+        return vec![f32::NAN; VOCABULARY].into();
     }
     let recent = &tokens[tokens.len().saturating_sub(3)..];
     let seed = recent
@@ -44,7 +44,7 @@ fn scores_behind(tokens: &[u32]) -> Scores {
         POISON | NOT_A_NUMBER => -100.0,
         _ => score(token) as f32 / 100.0,
     });
-    scores.collect()
+    scores.collect::<Vec<f32>>().into()
 }
 
 /// What a test wants of the next steps.

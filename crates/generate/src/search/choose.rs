@@ -3,6 +3,10 @@
 use std::cmp::Ordering;
 
 use super::params::GeneratorParams;
+use super::rules::{RuleError, check_logits};
+
+/// Scores that are looked at together, without asking after each: such loops become vectors.
+const TOGETHER: usize = 256;
 
 /// What was chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,15 +37,35 @@ pub fn choose(logits: &[f32], params: &GeneratorParams, draw: impl FnOnce() -> f
     Choice { token, probability: weight / total }
 }
 
+/// The token that `choose` takes behind so many tokens where no rule changes scores and the likeliest one is taken.
+pub fn choose_likeliest(logits: &[f32], position: usize) -> Result<u32, RuleError> {
+    check_logits(logits, position)?;
+    let token = likeliest(logits);
+    match logits.get(token as usize) {
+        Some(&score) if score != f32::NEG_INFINITY => Ok(token),
+        _ => Err(RuleError::NothingAllowed { position }),
+    }
+}
+
 /// The largest score; of equal ones the lowest id.
 fn likeliest(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (token, score) in logits.iter().enumerate() {
-        if *score > logits[best] {
-            best = token;
-        }
+    const LANES: usize = 16;
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in chunks {
+        lanes = std::array::from_fn(|lane| larger(lanes[lane], chunk[lane]));
     }
-    best as u32
+    let largest = lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, larger);
+    first_where(logits, |score| score == largest).unwrap_or(0) as u32
+}
+
+/// The first score of which something holds.
+pub(super) fn first_where(logits: &[f32], holds: impl Fn(f32) -> bool) -> Option<usize> {
+    let is_there = |part: &[f32]| part.iter().fold(false, |is_there, &score| is_there | holds(score));
+    let part = logits.chunks(TOGETHER).position(is_there)?;
+    let first = part * TOGETHER;
+    logits[first..].iter().position(|&score| holds(score)).map(|place| first + place)
 }
 
 /// Tokens that may be drawn, likeliest first, and their weights.
@@ -138,9 +162,24 @@ mod tests {
     fn equal_scores_give_the_lowest_id() {
         assert_eq!(likeliest(&[0.0, 2.0, 2.0]), 1);
         assert_eq!(likeliest(&[NEVER, NEVER, -3.0]), 2);
+        assert_eq!((likeliest(&[NEVER, NEVER]), likeliest(&[])), (0, 0));
+        let mut many = vec![-1.0; 1000];
+        for token in [999, 700, 299] {
+            many[token] = 3.0;
+            assert_eq!(likeliest(&many), token as u32);
+        }
         for params in [test_params(), sampling().top_k(1), sampling().temperature(0.0)] {
             assert_eq!(choose(&[1.0, 5.0, 5.0], &params, || 0.99), Choice { token: 1, probability: 1.0 });
         }
+    }
+
+    #[test]
+    fn the_likeliest_of_plain_scores_is_what_rules_and_choice_give() {
+        assert_eq!(choose_likeliest(&[1.0, 5.0, 5.0, NEVER], 0), Ok(1));
+        assert_eq!(choose_likeliest(&[NEVER, NEVER], 7), Err(RuleError::NothingAllowed { position: 7 }));
+        assert_eq!(choose_likeliest(&[], 7), Err(RuleError::NothingAllowed { position: 7 }));
+        let error = choose_likeliest(&[0.0, f32::INFINITY, f32::NAN], 3).unwrap_err().to_string();
+        assert_eq!(error, "the score of token 1 at position 3 is inf; a finite number was expected");
     }
 
     #[test]

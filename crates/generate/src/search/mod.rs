@@ -9,7 +9,7 @@ mod rules;
 mod stop;
 
 pub use beam::{BeamSearch, BeamStep, Hypothesis};
-pub use choose::{Choice, choose, log_softmax, log_softmax_at, top_logprobs};
+pub use choose::{Choice, choose, choose_likeliest, log_softmax, log_softmax_at, top_logprobs};
 pub use params::{GeneratorParams, ParamsError};
 pub use philox::{Draw, uniform};
 pub use rules::{History, RuleError, apply_rules, apply_rules_within, check_logits};

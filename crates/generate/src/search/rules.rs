@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::choose::first_where;
 use super::params::GeneratorParams;
 
 /// What was said so far.
@@ -36,7 +37,7 @@ pub enum RuleError {
 
 /// Scores are numbers or minus infinity.
 pub fn check_logits(logits: &[f32], position: usize) -> Result<(), RuleError> {
-    match logits.iter().position(|score| score.is_nan() || *score == f32::INFINITY) {
+    match first_where(logits, |score| score.is_nan() || score == f32::INFINITY) {
         Some(token) => Err(RuleError::NotAScore { token, position, value: logits[token].to_string() }),
         None => Ok(()),
     }

@@ -29,6 +29,9 @@ const SETTINGS: &[(&str, Set)] = &[
         _ => Err("calibration tables are not read; precision.weights=int8 quantises weights without one".to_string()),
     }),
     ("precision.weights", set_weight_precision),
+    ("precision.activations", |draft, value| {
+        set(&mut draft.options.open.runner.passes.numerics.activations, parsed(value))
+    }),
     ("numerics", |draft, value| {
         set(
             &mut draft.options.open.runner.passes.numerics.is_strict,

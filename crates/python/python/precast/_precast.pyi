@@ -200,6 +200,7 @@ class TextModel:
         overlays: Sequence[str] = ...,
         cache: _Path | None = None,
         threads: int | None = None,
+        activations: str | None = None,
     ) -> Self: ...
     @property
     def notices(self) -> list[str]: ...

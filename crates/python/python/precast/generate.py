@@ -103,10 +103,11 @@ class Model:
         device: str | None = None,
         cache: Folder | None = None,
         threads: int | None = None,
+        activations: str | None = None,
     ) -> None:
         config = config if isinstance(config, Config) else Config(config)
         asked = device if device is not None else config._device()
-        self._native = _precast.TextModel(config.path, asked, config._overlays, cache, threads)
+        self._native = _precast.TextModel(config.path, asked, config._overlays, cache, threads, activations)
         for notice in self._native.notices:
             _log.info(notice)
 
