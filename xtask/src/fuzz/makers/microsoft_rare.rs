@@ -119,7 +119,7 @@ fn quantised_experts(growing: &mut Growing, operator: &str) -> Made {
     for rows in [fused, SIZE] {
         let bytes: Vec<u8> = (0..count * rows * SIZE * bits / 8).map(|_| growing.random.word() as u8).collect();
         let weights = growing.constant_of(Tensor::from_vec([count, rows, SIZE * bits / 8], bytes).ok()?);
-        let blocks = if block == 0 { vec![count, rows] } else { vec![count, rows, SIZE / block] };
+        let blocks: Vec<usize> = [count, rows].into_iter().chain(SIZE.checked_div(block)).collect();
         let sized: Vec<f64> = (0..blocks.iter().product()).map(|at: usize| (1 + at % 3) as f64 * scale).collect();
         let scales = growing.constant_of(Tensor::from_f64(DType::F32, blocks.clone(), &sized, true).ok()?);
         let zeros = match has_zeros {
@@ -239,7 +239,7 @@ fn sparse_attention(growing: &mut Growing, operator: &str) -> Made {
     let [k, v] = [0; 2].map(|_| growing.operand(DType::F32, &[batch, length, kv_heads * size]));
     let [keys, values] = [0; 2].map(|_| growing.operand(DType::F32, &[batch, kv_heads, slots, size]));
     // Two rows of blocks: the second sees the first or not, by layout.
-    let (bounds, columns) = match heads % 2 == 0 && growing.random.once_in(2) {
+    let (bounds, columns) = match heads.is_multiple_of(2) && growing.random.once_in(2) {
         true => (vec![0, 1, 3, 0, 1, 2], vec![0, 0, 1, 0, 1, -1]),
         false => (vec![0, 1, 3], vec![0, 0, 1]),
     };
