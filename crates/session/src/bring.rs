@@ -207,17 +207,14 @@ impl Bringer {
         origin: Origin,
         record: &KeyRecord,
     ) -> Result<Entry, SessionError> {
-        let loaded = match self.check_ports(program, record) {
-            Ok(()) => self.load(bucket, program, origin, record),
-            Err(error) => Err(error.into()),
-        };
-        match loaded {
+        match self.load(bucket, program, origin, record) {
             Err(SessionError::Load(error)) if is_malformed(&error) => self.load_instead(bucket, record, &error),
             loaded => loaded,
         }
     }
 
-    /// Whether the inputs and outputs of a Program have the Types that it is asked for with.
+    /// Whether the inputs and outputs of a Program have the Types that it is asked for with. One that was just compiled has
+    /// others where the Interface is a note of the cache that is not this model's.
     fn check_ports(&self, program: &Program, record: &KeyRecord) -> Result<(), LoadError> {
         let malformed = |reason: String| Err(LoadError::Malformed(reason));
         let (inputs, outputs) = (self.interface.inputs.len(), self.interface.outputs.len());
@@ -254,6 +251,7 @@ impl Bringer {
         origin: Origin,
         record: &KeyRecord,
     ) -> Result<Entry, SessionError> {
+        self.check_ports(program, record)?;
         let loaded = self.load_on_all(program)?;
         let cost_of = format!("{} on {}", self.cache.key(record), self.device_label);
         Ok(Entry::new(bucket.clone(), loaded, origin, Digest::of_bytes(cost_of.as_bytes())))

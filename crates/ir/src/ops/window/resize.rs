@@ -121,8 +121,9 @@ impl Resize {
         let half_pixel = unscaled(at + 0.5) - 0.5;
         match self.coordinates {
             CoordinateFn::HalfPixel => half_pixel,
-            // Added in this order, which hits whole coordinates more often than adding `half_pixel` would.
-            CoordinateFn::HalfPixelSymmetric => input / 2.0 * (1.0 - output / width) + unscaled(at + 0.5) - 0.5,
+            CoordinateFn::HalfPixelSymmetric if is_whole => half_pixel,
+            // input / 2 · (1 - output / width) + (at + 0.5) / scale - 0.5 with one division, which hits whole coordinates.
+            CoordinateFn::HalfPixelSymmetric => (input - 1.0) / 2.0 + unscaled(at + 0.5 - output / 2.0),
             CoordinateFn::PytorchHalfPixel => {
                 if output > 1.0 {
                     half_pixel
