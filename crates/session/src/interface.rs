@@ -153,8 +153,14 @@ impl Interface {
     }
 
     fn has_rows_in_place(&self, dim: &DimInterface) -> bool {
-        let is_in_place = |(port, rows): (&SymbolicPort, &Option<RowAxis>)| {
-            rows.is_none_or(|rows| port.ty.dims.get(rows.axis).is_some_and(|extent| rows.is_in(extent, &dim.symbol)))
+        // An output that grows with a dim and has no rows of it is never padded, cut or joined.
+        let is_whole_alone = dim.grade == PadGrade::Refused && !dim.is_split_safe;
+        let is_in_place = |(port, rows): (&SymbolicPort, &Option<RowAxis>)| match rows {
+            Some(rows) => port.ty.dims.get(rows.axis).is_some_and(|extent| rows.is_in(extent, &dim.symbol)),
+            None => {
+                is_whole_alone
+                    || !symbols_of(std::slice::from_ref(port)).iter().any(|symbol| symbol.as_str() == dim.symbol)
+            }
         };
         dim.outputs.len() == self.outputs.len() && self.outputs.iter().zip(&dim.outputs).all(is_in_place)
     }
@@ -321,6 +327,7 @@ mod tests {
         assert!(!changed(&|interface| interface.dims[0].outputs[0] = rows(0, 1, 2)), "rows of another size");
         assert!(!changed(&|interface| interface.dims[0].outputs[0] = rows(0, usize::MAX, 2)));
         assert!(!changed(&|interface| interface.dims[0].outputs[0] = rows(0, 0, 0)));
+        assert!(!changed(&|interface| interface.dims[0].outputs[0] = None), "rows that are not said");
         assert!(!changed(&|interface| interface.dims[0].outputs.clear()));
         assert!(!changed(&|interface| interface.dims[0].symbol = "m".to_string()));
         assert!(!changed(&|interface| interface.dims.clear()));
