@@ -8,7 +8,7 @@ use crate::epilogue::Light;
 use crate::isa::Isa;
 use std::ops::Range;
 
-/// Whether `run_channel` covers a depthwise convolution.
+/// Whether `ChannelRows` covers a depthwise convolution.
 pub(crate) fn covers(isa: Isa, shape: &ConvShape) -> bool {
     let is_square = shape.filter_height == shape.filter_width && matches!(shape.filter_height, 3 | FILTER_MAX);
     let is_step = shape.stride.iter().all(|step| (1..=2).contains(step)) && shape.dilation == [1, 1];

@@ -311,4 +311,4 @@ fn pad_rows<'s>(weights: &BlockWeights, m: usize, x: &[f32], scratch: &'s mut [f
 
 #[cfg(test)]
 #[path = "gemm_blocks_tests.rs"]
-mod tests;
+pub(crate) mod tests;

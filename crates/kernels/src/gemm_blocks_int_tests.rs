@@ -2,35 +2,13 @@
 
 use super::*;
 use crate::epilogue::Activation;
+use crate::gemm_blocks::tests::Case;
 use crate::isa::Isa;
 use crate::pool::ThreadPool;
 use crate::test_data::{Lcg, for_each_exec};
 
-struct Case {
-    weights: BlockWeights,
-    levels: Vec<u8>,
-    scales: Vec<f32>,
-    zero_points: Vec<u8>,
-    packed: Vec<u32>,
-}
-
 impl Case {
-    fn new(weights: BlockWeights, random: &mut Lcg) -> Case {
-        let BlockWeights { k, n, code, .. } = weights;
-        let level = |random: &mut Lcg| random.below(1 << code.bits()) as u8;
-        let levels: Vec<u8> = (0..n * k).map(|_| level(random)).collect();
-        let scales: Vec<f32> = (0..n * weights.blocks()).map(|_| random.float() * 0.1).collect();
-        let zero_points: Vec<u8> = match weights.has_shifts {
-            true => (0..n * weights.blocks()).map(|_| level(random)).collect(),
-            false => vec![code.origin(); n * weights.blocks()],
-        };
-        let mut packed = vec![0; weights.packed_len()];
-        let zeros = weights.has_shifts.then_some(&zero_points[..]);
-        weights.pack(|column, at| levels[column * k + at], &scales, zeros, &mut packed);
-        Case { weights, levels, scales, zero_points, packed }
-    }
-
-    fn run(&self, exec: &Exec, m: usize, x: &[f32], epilogue: &Epilogue) -> Vec<f32> {
+    fn run_on_bytes(&self, exec: &Exec, m: usize, x: &[f32], epilogue: &Epilogue) -> Vec<f32> {
         let mut c = vec![f32::NAN; m * self.weights.n];
         let mut scratch = vec![u32::MAX; gemm_blocks_int_scratch_len(&self.weights, m)];
         gemm_blocks_int(*exec, &self.weights, m, x, &self.packed, epilogue, &mut c, &mut scratch);
@@ -61,12 +39,6 @@ impl Case {
         }
         total
     }
-
-    fn weight(&self, k: usize, column: usize) -> f64 {
-        let block = column * self.weights.blocks() + k / self.weights.block;
-        let level = f64::from(self.levels[column * self.weights.k + k]) - f64::from(self.zero_points[block]);
-        level * f64::from(self.scales[block])
-    }
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -87,7 +59,7 @@ fn every_block_size_and_height_has_the_bits_of_the_definition() {
                     let expected: Vec<f32> =
                         (0..m * 37).map(|at| case.product(&x[at / 37 * weights.k..][..weights.k], at % 37)).collect();
                     for_each_exec(|exec| {
-                        let found = case.run(exec, m, &x, &Epilogue::default());
+                        let found = case.run_on_bytes(exec, m, &x, &Epilogue::default());
                         assert_eq!(bits(&found), bits(&expected), "{weights:?} of {m} rows on {:?}", exec.isa());
                     });
                 }
@@ -104,7 +76,7 @@ fn bytes_lose_no_more_than_half_a_step_of_each_value() {
     let x = random.floats(130 * weights.k);
     let pool = ThreadPool::new(2);
     let exec = Exec::new(Isa::detect(), &pool).unwrap();
-    let found = case.run(&exec, 130, &x, &Epilogue::default());
+    let found = case.run_on_bytes(&exec, 130, &x, &Epilogue::default());
     for (at, &found) in found.iter().enumerate() {
         let (row, column) = (&x[at / 100 * weights.k..][..weights.k], at % 100);
         let (mut exact, mut bound) = (0.0, 1e-4);
@@ -126,7 +98,7 @@ fn wide_products_are_cut_into_rows_columns_and_threads() {
     for m in [1, 5, 64, 150] {
         let mut first: Option<Vec<u32>> = None;
         for_each_exec(|exec| {
-            let found = bits(&case.run(exec, m, &x, &Epilogue::default()));
+            let found = bits(&case.run_on_bytes(exec, m, &x, &Epilogue::default()));
             assert_eq!(found, *first.get_or_insert_with(|| found.clone()), "{m} rows on {:?}", exec.isa());
         });
         let first = first.unwrap();
@@ -146,8 +118,8 @@ fn what_is_no_number_makes_its_row_nan_and_no_other() {
         let mut x = plain.clone();
         x[96 + 40] = bad;
         for_each_exec(|exec| {
-            let expected = case.run(exec, 3, &plain, &Epilogue::default());
-            let found = case.run(exec, 3, &x, &Epilogue::default());
+            let expected = case.run_on_bytes(exec, 3, &plain, &Epilogue::default());
+            let found = case.run_on_bytes(exec, 3, &x, &Epilogue::default());
             assert!(found[20..40].iter().all(|value| value.is_nan()), "{bad} on {:?}", exec.isa());
             assert_eq!(bits(&found[..20]), bits(&expected[..20]));
             assert_eq!(bits(&found[40..]), bits(&expected[40..]));
@@ -164,7 +136,7 @@ fn values_near_the_limits_of_floats_stay_numbers() {
         let x = vec![size; 32];
         let expected: Vec<f32> = (0..16).map(|column| case.product(&x, column)).collect();
         assert!(expected.iter().all(|value| value.is_finite()));
-        for_each_exec(|exec| assert_eq!(bits(&case.run(exec, 1, &x, &Epilogue::default())), bits(&expected)));
+        for_each_exec(|exec| assert_eq!(bits(&case.run_on_bytes(exec, 1, &x, &Epilogue::default())), bits(&expected)));
     }
 }
 
@@ -177,12 +149,12 @@ fn what_follows_a_product_is_done_to_every_column_of_every_row() {
     for m in [2, 70] {
         let x = random.floats(m * 64);
         for_each_exec(|exec| {
-            let plain = case.run(exec, m, &x, &Epilogue::default());
+            let plain = case.run_on_bytes(exec, m, &x, &Epilogue::default());
             let (bias_part, residual) = (Bias::Columns(&bias), Some(&residual[..m * 50]));
             let epilogue = Epilogue { bias: bias_part, residual, activation: Activation::Relu, ..Epilogue::default() };
             let expected: Vec<f32> =
                 plain.iter().enumerate().map(|(at, &y)| (y + bias[at % 50] + residual.unwrap()[at]).max(0.0)).collect();
-            assert_eq!(case.run(exec, m, &x, &epilogue), expected);
+            assert_eq!(case.run_on_bytes(exec, m, &x, &epilogue), expected);
         });
     }
 }

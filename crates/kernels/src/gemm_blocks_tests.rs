@@ -4,16 +4,17 @@ use super::*;
 use crate::epilogue::Activation;
 use crate::test_data::{Lcg, assert_close, for_each_exec};
 
-struct Case {
-    weights: BlockWeights,
-    levels: Vec<u8>,
-    scales: Vec<f32>,
-    zero_points: Vec<u8>,
-    packed: Vec<u32>,
+/// Random weights, as levels and packed.
+pub(crate) struct Case {
+    pub(crate) weights: BlockWeights,
+    pub(crate) levels: Vec<u8>,
+    pub(crate) scales: Vec<f32>,
+    pub(crate) zero_points: Vec<u8>,
+    pub(crate) packed: Vec<u32>,
 }
 
 impl Case {
-    fn new(weights: BlockWeights, random: &mut Lcg) -> Case {
+    pub(crate) fn new(weights: BlockWeights, random: &mut Lcg) -> Case {
         let BlockWeights { k, n, code, .. } = weights;
         let level = |random: &mut Lcg| (random.below(1 << code.bits())) as u8;
         let levels: Vec<u8> = (0..n * k).map(|_| level(random)).collect();
@@ -32,7 +33,7 @@ impl Case {
         Case { weights, levels, scales, zero_points, packed }
     }
 
-    fn weight(&self, k: usize, column: usize) -> f64 {
+    pub(crate) fn weight(&self, k: usize, column: usize) -> f64 {
         let block = column * self.weights.blocks() + k / self.weights.block;
         let level = f64::from(self.levels[column * self.weights.k + k]) - f64::from(self.zero_points[block]);
         level * f64::from(self.scales[block])

@@ -23,7 +23,7 @@ pub const PASS: Pass = Pass {
 /// The most taps of the depthwise filter: beyond them it takes as long as what it would save.
 const TAPS_MAX: usize = 25;
 
-/// The 1×1 convolution is read more than once, has a residual, or is followed by something else.
+/// What a depthwise convolution reads is no 1×1 convolution, is read more than once, or has a residual.
 const NO_PAIR: Reason = "no-pair";
 
 fn fuse_depthwise(graph: &Graph, costs: &StepCosts, log: &mut Log) -> Result<Graph, GraphError> {
@@ -37,8 +37,8 @@ fn fuse_depthwise(graph: &Graph, costs: &StepCosts, log: &mut Log) -> Result<Gra
             chains.claim(chain);
         }
     }
-    let reads_pointwise = |node: &Node| is_depthwise(graph, node) && graph.producer(node.inputs[0]).is_some();
-    chains.fuse(graph, log, &|node| reads_pointwise(node).then_some(NO_PAIR))
+    let is_alone = |node: &Node| is_depthwise(graph, node) && graph.producer(node.inputs[0]).is_some();
+    chains.fuse(graph, log, &|node| is_alone(node).then_some(NO_PAIR))
 }
 
 /// The nodes of a pair whose first convolution is this, if it is one.

@@ -7,7 +7,7 @@ use precast_ir::op::{BinaryFn, CompareFn, RmsNorm, ScatterFn, ScatterNd};
 use precast_tensor::{DType, Dim};
 
 use super::packed::{Places, add_places, split_tokens};
-use super::rotary::{Rotation, add_rotation};
+use super::rotary::rotate_where_asked;
 use super::{Heads, Outputs, Scoring, attend, both, default_scale};
 use crate::import::{Fault, NodeCx};
 
@@ -42,7 +42,8 @@ pub(super) fn paged_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let positions = cx.binary(BinaryFn::Add, before, places.position)?;
     let (mut q, mut k) = (split_tokens(cx, q, count)?, split_tokens(cx, k, kv_count)?);
     (q, k) = add_norms(cx, q, k)?;
-    (q, k) = add_rotations(cx, q, k, positions)?;
+    let row_of_positions = cx.unsqueeze(positions, &[0])?;
+    [q, k] = rotate_where_asked(cx, [q, k], row_of_positions, 8)?;
     let v = split_tokens(cx, v, kv_count)?;
     let table = cx.cast(cx.input(7)?, DType::I64)?;
     let written = match cx.optional(10) {
@@ -122,25 +123,6 @@ fn add_norms(cx: &mut NodeCx<'_, '_>, q: ValueId, k: ValueId) -> Result<(ValueId
             Err(Fault::Invalid("norms of queries and of keys are given together or not at all".to_string()))
         }
     }
-}
-
-/// Queries and keys [1, heads, tokens, size] turned by the tables at the positions of the tokens.
-fn add_rotations(
-    cx: &mut NodeCx<'_, '_>,
-    q: ValueId,
-    k: ValueId,
-    positions: ValueId,
-) -> Result<(ValueId, ValueId), Fault> {
-    let is_interleaved = cx.flag("rotary_interleaved", false)?;
-    if !cx.flag("do_rotary", false)? {
-        return Ok((q, k));
-    }
-    let (cos, sin) = (cx.input(8)?, cx.input(9)?);
-    let [_, half] = cx.dims_of(cos, "the cosine table")?;
-    let rotation = Rotation { size: 2 * cx.number(&half, "half of what is turned of a head")?, is_interleaved };
-    let (cos, sin) = (cx.gather(cos, positions, 0)?, cx.gather(sin, positions, 0)?);
-    let (cos, sin) = (cx.unsqueeze(cos, &[0, 1])?, cx.unsqueeze(sin, &[0, 1])?);
-    Ok((add_rotation(cx, q, cos, sin, &rotation)?, add_rotation(cx, k, cos, sin, &rotation)?))
 }
 
 /// The slots of all blocks at which places of sequences lie, i64 as the positions.

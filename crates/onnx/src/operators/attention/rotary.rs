@@ -161,6 +161,26 @@ fn add_rotation_of(
     }
 }
 
+/// Queries and keys [rows, heads, tokens, size] turned at the positions [rows, tokens] of their tokens, where the node asks for it:
+/// by the table of cosines that is input `table`, and that of sines behind it.
+pub(super) fn rotate_where_asked(
+    cx: &mut NodeCx<'_, '_>,
+    [q, k]: [ValueId; 2],
+    positions: ValueId,
+    table: usize,
+) -> Result<[ValueId; 2], Fault> {
+    let is_interleaved = cx.flag("rotary_interleaved", false)?;
+    if !cx.flag("do_rotary", false)? {
+        return Ok([q, k]);
+    }
+    let (cos, sin) = (cx.input(table)?, cx.input(table + 1)?);
+    let [_, half] = cx.dims_of(cos, "the cosine table")?;
+    let rotation = Rotation { size: 2 * cx.number(&half, "half of what is turned of a head")?, is_interleaved };
+    let (cos, sin) = (cx.gather(cos, positions, 0)?, cx.gather(sin, positions, 0)?);
+    let (cos, sin) = (cx.unsqueeze(cos, &[1])?, cx.unsqueeze(sin, &[1])?);
+    Ok([add_rotation(cx, q, cos, sin, &rotation)?, add_rotation(cx, k, cos, sin, &rotation)?])
+}
+
 /// x turned along its last axis; the tables broadcast to half of what is turned.
 pub(super) fn add_rotation(
     cx: &mut NodeCx<'_, '_>,

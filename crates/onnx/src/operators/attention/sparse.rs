@@ -7,7 +7,7 @@ use precast_tensor::{DType, Dim};
 
 use super::cached::{add_new_positions, write_behind};
 use super::microsoft::{read_grouped, split_columns};
-use super::rotary::{Rotation, add_rotation};
+use super::rotary::rotate_where_asked;
 use super::{Heads, Outputs, Scoring, attend, both, default_scale, length_of, merge_heads, split_heads};
 use crate::import::{Fault, NodeCx};
 
@@ -28,7 +28,7 @@ pub(super) fn sparse_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let before = cx.binary(BinaryFn::Sub, totals, count)?;
     let before = cx.binary_scalar(BinaryFn::Max, before, 0.0)?;
     let positions = add_new_positions(cx, before, &queries)?;
-    let (q, k) = add_rotations(cx, q, k, positions)?;
+    let [q, k] = rotate_where_asked(cx, [q, k], positions, 9)?;
     let keys = write_behind(cx, cx.input(3)?, k, before)?;
     let values = write_behind(cx, cx.input(4)?, v, before)?;
     let slots = length_of(cx, keys)?;
@@ -41,24 +41,6 @@ pub(super) fn sparse_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
     let scoring = Scoring { scale, allowed: Some(allowed), ..Scoring::plain(f64::NEG_INFINITY) };
     let y = attend(cx, Heads { q, k: keys, v: values }, &scoring)?.y;
     Ok(vec![merge_heads(cx, y)?, keys, values])
-}
-
-fn add_rotations(
-    cx: &mut NodeCx<'_, '_>,
-    q: ValueId,
-    k: ValueId,
-    positions: ValueId,
-) -> Result<(ValueId, ValueId), Fault> {
-    let is_interleaved = cx.flag("rotary_interleaved", false)?;
-    if !cx.flag("do_rotary", false)? {
-        return Ok((q, k));
-    }
-    let (cos, sin) = (cx.input(9)?, cx.input(10)?);
-    let [_, half] = cx.dims_of(cos, "the cosine table")?;
-    let rotation = Rotation { size: 2 * cx.number(&half, "half of what is turned of a head")?, is_interleaved };
-    let (cos, sin) = (cx.gather(cos, positions, 0)?, cx.gather(sin, positions, 0)?);
-    let (cos, sin) = (cx.unsqueeze(cos, &[1])?, cx.unsqueeze(sin, &[1])?);
-    Ok((add_rotation(cx, q, cos, sin, &rotation)?, add_rotation(cx, k, cos, sin, &rotation)?))
 }
 
 /// Whether the layout of a head lists the block of a key for that of a query: [batch, heads, queries, keys].
