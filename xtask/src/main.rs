@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod built;
 mod case;
 mod conformance;
 mod coverage;

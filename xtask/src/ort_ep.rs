@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::Serialize;
 
+use crate::built::built_library;
 use crate::inputs::Named;
 use crate::manifest::{self, ModelEntry};
 use crate::models::{BATCHES, BatchReport, compare_outputs};
@@ -67,16 +68,8 @@ pub fn run(arguments: &OrtEpArguments) -> Result<()> {
 
 /// The plugin. It is built beside this program, whose features its parts then have, so that they are compiled once.
 pub fn build_library() -> Result<PathBuf> {
-    let mut command = Command::new("cargo");
-    command.args(["build", "--quiet", "--release", "--package", "xtask", "--package", "precast-ort-ep"]);
-    let output = command.arg("--message-format=json").current_dir(paths::root()).output()?;
-    ensure!(output.status.success(), "the plugin does not build:\n{}", String::from_utf8_lossy(&output.stderr));
-    let lines = String::from_utf8_lossy(&output.stdout).into_owned();
-    let messages = lines.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let files = messages.flat_map(|message| message["filenames"].as_array().cloned().unwrap_or_default());
-    let mut libraries = files.filter_map(|file| file.as_str().map(PathBuf::from));
-    let library = libraries.find(|file| file.file_name().is_some_and(|name| name == "libprecast_ort_ep.so"));
-    library.context("cargo did not say where the plugin is")
+    let packages = ["--release", "--package", "xtask", "--package", "precast-ort-ep"];
+    built_library(&packages, "libprecast_ort_ep.so")
 }
 
 /// A folder for what a run writes, which goes when it ends.

@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
+use crate::built::built_library;
 use crate::paths;
 use crate::venv::{call, python_with};
 
@@ -55,7 +56,29 @@ pub fn run(arguments: &PythonArguments) -> Result<()> {
     if !arguments.quick {
         check_types(&python, &package)?;
     }
-    show(Command::new(&python).args(["-m", "pytest", "-q", "tests"]).args(&arguments.pytest).current_dir(&package))
+    show(Command::new(&python).args(["-m", "pytest", "-q", "tests"]).args(&arguments.pytest).current_dir(&package))?;
+    test_on_fake_gpu(&python, &package)
+}
+
+/// The tests of memory on a GPU, on a driver that needs none.
+fn test_on_fake_gpu(python: &Path, package: &Path) -> Result<()> {
+    eprintln!("tensors on a GPU, with the fake driver");
+    let library = built_library(&["--package", "precast-fake-driver"], "libprecast_fake_driver.so")?;
+    let folder = paths::cache().join("fake-driver");
+    fs::create_dir_all(&folder)?;
+    // One file under both names, so that the loader opens one library, which is its own compiler.
+    for name in ["libcuda.so.1", "libnvrtc.so.13"] {
+        let link = folder.join(name);
+        if link.symlink_metadata().is_ok() {
+            fs::remove_file(&link)?;
+        }
+        std::os::unix::fs::symlink(&library, &link)?;
+    }
+    let tests = ["-m", "pytest", "-q", "tests/test_gpu_memory.py"];
+    // The fake driver has the host's compiler build kernels, whose texts name one header.
+    let headers = paths::root().join("crates").join("gpu").join("src").join("text");
+    let mut command = Command::new(python);
+    show(command.args(tests).env("LD_LIBRARY_PATH", &folder).env("CPATH", headers).current_dir(package))
 }
 
 /// Runs the tests on a cluster of one machine.

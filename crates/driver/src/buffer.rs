@@ -2,23 +2,30 @@
 
 use crate::device::{Device, warn_of};
 use crate::error::DriverError;
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 
 /// Every context may use the memory, not only the one that was current, and kernels may too. Both vendors number it so.
 const PINNED_FLAGS: u32 = 1 | 2;
+/// Asks which device an address is of. Both vendors number it so.
+const DEVICE_OF_ADDRESS: i32 = 9;
+/// What both vendors answer of an address that they did not give.
+const INVALID_VALUE: i32 = 1;
 
-/// Memory of a device. Freed on drop, which must not happen inside a capture on the same thread.
+/// Memory of a device. Our own is freed on drop, which must not happen inside a capture on the same thread.
 pub struct DeviceBuffer {
     device: Device,
     address: u64,
     len: usize,
+    /// Who has the memory where it is not ours; let go on drop.
+    owner: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl DeviceBuffer {
     pub(crate) fn allocate(device: &Device, len: usize) -> Result<DeviceBuffer, DriverError> {
         if len == 0 {
-            return Ok(DeviceBuffer { device: device.clone(), address: 0, len });
+            return Ok(DeviceBuffer { device: device.clone(), address: 0, len, owner: None });
         }
         let _turn = device.gate().disturb();
         let entry = &device.enter()?.memory_allocate;
@@ -29,7 +36,25 @@ impl DeviceBuffer {
         if address == 0 {
             return Err(DriverError::NullHandle { call: entry.name });
         }
-        Ok(DeviceBuffer { device: device.clone(), address, len })
+        Ok(DeviceBuffer { device: device.clone(), address, len, owner: None })
+    }
+
+    /// Memory that another library allocated, which is never freed; its owner is dropped with the buffer. Addresses that the
+    /// driver does not know as this device's are refused.
+    ///
+    /// # Safety
+    /// `len` bytes from `address` on must be allocated as long as the owner lives, and be used by others only in an order
+    /// that the caller keeps.
+    pub unsafe fn adopt(
+        device: &Device,
+        address: u64,
+        len: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<DeviceBuffer, DriverError> {
+        if len > 0 {
+            device.check_address(address)?;
+        }
+        Ok(DeviceBuffer { device: device.clone(), address, len, owner: Some(owner) })
     }
 
     /// Where it starts; zero if it is empty.
@@ -61,7 +86,7 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        if self.address == 0 {
+        if self.address == 0 || self.owner.is_some() {
             return;
         }
         let _turn = self.device.gate().disturb();
@@ -72,6 +97,24 @@ impl Drop for DeviceBuffer {
             self.device.check(entry.name, code)
         });
         warn_of(status);
+    }
+}
+
+impl Device {
+    /// Refuses an address that is no memory of this device.
+    fn check_address(&self, address: u64) -> Result<(), DriverError> {
+        let entry = &self.enter()?.memory_attribute;
+        let mut ordinal = -1_i32;
+        // SAFETY: this attribute is one int, which is written to a place that is ours; the address is looked up, not read.
+        let code = unsafe { (entry.call)((&raw mut ordinal).cast(), DEVICE_OF_ADDRESS, address) };
+        let own = self.info().ordinal;
+        let reason = match self.check(entry.name, code) {
+            Ok(()) if usize::try_from(ordinal) == Ok(own) => return Ok(()),
+            Ok(()) => format!("{address:#x} is memory of device {ordinal}; memory of device {own} is expected"),
+            Err(_) if code == INVALID_VALUE => format!("{address:#x} is no memory of device {own}"),
+            Err(error) => return Err(error),
+        };
+        Err(DriverError::Invalid { call: "adopt", reason })
     }
 }
 

@@ -9,9 +9,10 @@ use crate::module::Module;
 use crate::staging::Staging;
 use crate::stream::Stream;
 use crate::table::{Entry, Handle, Own, Shared};
+use std::collections::HashMap;
 use std::ffi::c_char;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A function of the driver that gives up one handle.
 pub(crate) type Destroy = Entry<unsafe extern "C" fn(Handle) -> i32>;
@@ -70,6 +71,27 @@ pub struct MemoryInfo {
 #[derive(Clone)]
 pub struct Device {
     inner: Arc<Inner>,
+}
+
+/// The devices of a driver that are open, by number.
+#[derive(Default)]
+pub(crate) struct OpenDevices(Mutex<HashMap<usize, Weak<Inner>>>);
+
+impl OpenDevices {
+    /// The device of this number, opened if nobody has it open.
+    pub(crate) fn find_or(
+        &self,
+        ordinal: usize,
+        open: impl FnOnce() -> Result<Device, DriverError>,
+    ) -> Result<Device, DriverError> {
+        let mut devices = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(inner) = devices.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(Device { inner });
+        }
+        let device = open()?;
+        devices.insert(ordinal, Arc::downgrade(&device.inner));
+        Ok(device)
+    }
 }
 
 struct Inner {

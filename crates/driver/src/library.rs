@@ -1,13 +1,13 @@
 //! An opened driver: its functions, and the devices it knows.
 
-use crate::device::Device;
+use crate::device::{Device, OpenDevices};
 use crate::error::DriverError;
 use crate::table::{CudaOnly, Handle, HipOnly, Own, Shared, Table};
 use libloading::Library as Loaded;
 use std::ffi::{CStr, c_char};
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The driver found no device. CUDA and HIP agree on the number.
 const NO_DEVICE: i32 = 100;
@@ -42,6 +42,10 @@ impl Vendor {
     }
 }
 
+/// Drivers that were opened by their usual names. They stay loaded, and one of each is all there is in a process: whoever opens
+/// a driver again shares its devices, so that memory and captures of one are known to the other.
+static OPENED: Mutex<Vec<Library>> = Mutex::new(Vec::new());
+
 /// A driver that was opened and whose functions all exist. Clones share it.
 #[derive(Clone)]
 pub struct Library {
@@ -52,6 +56,8 @@ struct Inner {
     vendor: Vendor,
     name: String,
     table: Table,
+    /// Devices that somebody has opened.
+    devices: OpenDevices,
     /// What the functions of `table` lie in.
     _loaded: Loaded,
 }
@@ -59,8 +65,14 @@ struct Inner {
 impl Library {
     /// Opens the vendor's driver by its usual names and initialises it.
     pub fn open(vendor: Vendor) -> Result<Library, DriverError> {
+        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(library) = opened.iter().find(|library| library.vendor() == vendor) {
+            return Ok(library.clone());
+        }
         let (loaded, name) = open_first(vendor, "driver", vendor.library_names())?;
-        Library::from_loaded(vendor, loaded, name)
+        let library = Library::from_loaded(vendor, loaded, name)?;
+        opened.push(library.clone());
+        Ok(library)
     }
 
     /// Opens a driver at a path and initialises it.
@@ -79,7 +91,8 @@ impl Library {
 
     fn from_loaded(vendor: Vendor, loaded: Loaded, name: String) -> Result<Library, DriverError> {
         let table = Table::resolve(vendor, &loaded, &name)?;
-        let library = Library { inner: Arc::new(Inner { vendor, name, table, _loaded: loaded }) };
+        let library = Inner { vendor, name, table, devices: OpenDevices::default(), _loaded: loaded };
+        let library = Library { inner: Arc::new(library) };
         let entry = &library.shared().initialise;
         // SAFETY: the call takes no memory of ours; zero is the only flag there is.
         let code = unsafe { (entry.call)(0) };
@@ -115,9 +128,9 @@ impl Library {
         Ok(version)
     }
 
-    /// Opens the device of this number.
+    /// Opens the device of this number, or shares it with whoever has it open.
     pub fn device(&self, ordinal: usize) -> Result<Device, DriverError> {
-        Device::open(self, ordinal)
+        self.inner.devices.find_or(ordinal, || Device::open(self, ordinal))
     }
 
     pub(crate) fn shared(&self) -> &Shared {

@@ -14,6 +14,10 @@ use std::ops::Range;
 
 /// The stream does not wait for the default stream. Both vendors number it so.
 const NON_BLOCKING: u32 = 1;
+/// CUDA's handle of the default stream, whatever a program was compiled to mean by zero.
+const CUDA_LEGACY: Handle = 1;
+/// HIP's handle of the same.
+const HIP_DEFAULT: Handle = 0;
 
 /// A queue of work on a device. A stream of our own is destroyed on drop; a caller's is not.
 pub struct Stream {
@@ -42,6 +46,16 @@ impl Stream {
             return Err(DriverError::Invalid { call: "from_raw", reason });
         }
         Ok(Stream { device: device.clone(), raw: raw as Handle, is_ours: false })
+    }
+
+    /// The stream that libraries mean when they name none, which DLPack calls the legacy default stream. It waits for streams
+    /// that were made to be waited for, and ours are not.
+    pub fn legacy(device: &Device) -> Stream {
+        let raw = match device.library().own() {
+            Own::Cuda(_) => CUDA_LEGACY,
+            Own::Hip(_) => HIP_DEFAULT,
+        };
+        Stream { device: device.clone(), raw, is_ours: false }
     }
 
     /// The driver's handle, for other libraries.

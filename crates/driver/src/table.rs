@@ -106,6 +106,7 @@ shared_entries! {
         memory_info ("cuMemGetInfo_v2") ("hipMemGetInfo"): *mut usize, *mut usize;
         memory_allocate ("cuMemAlloc_v2") ("hipMalloc"): *mut u64, usize;
         memory_free ("cuMemFree_v2") ("hipFree"): u64;
+        memory_attribute ("cuPointerGetAttribute") ("hipPointerGetAttribute"): *mut c_void, i32, u64;
         pinned_allocate ("cuMemHostAlloc") ("hipHostMalloc"): *mut *mut c_void, usize, u32;
         pinned_free ("cuMemFreeHost") ("hipHostFree"): *mut c_void;
         copy_to_device ("cuMemcpyHtoDAsync_v2") ("hipMemcpyHtoDAsync"): u64, *const c_void, usize, Handle;

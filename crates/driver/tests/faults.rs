@@ -3,7 +3,7 @@
 
 mod rig;
 
-use precast_driver::{Compiler, DriverError, Graph, Library, Vendor};
+use precast_driver::{Compiler, DeviceBuffer, DriverError, Graph, Library, Vendor};
 use precast_fake_driver::Fake;
 use rig::{Rig, push_digit, read_cell};
 
@@ -66,7 +66,9 @@ fn scenario(fake: &Fake, vendor: Vendor) -> Result<(), DriverError> {
         }
         exec.launch(&stream)?;
         rig.device.synchronize()?;
-        assert_eq!(read_cell(&stream, &cell)?, 125);
+        // SAFETY: the cell outlives what adopts it.
+        let adopted = unsafe { DeviceBuffer::adopt(&rig.device, cell.address(), 8, Box::new(())) }?;
+        assert_eq!(read_cell(&stream, &adopted)?, 125);
         // SAFETY: the buffers live until the stream was waited for.
         unsafe { stream.copy_from_device(&pinned, 0..8, &cell, 0) }?;
         stream.synchronize()?;

@@ -3,8 +3,9 @@
 
 mod rig;
 
-use precast_driver::DriverError;
+use precast_driver::{DeviceBuffer, DriverError, Stream};
 use rig::on_both;
+use std::sync::Arc;
 
 #[test]
 fn ordinary_memory_goes_there_and_back_in_pieces() {
@@ -96,5 +97,69 @@ fn memory_that_does_not_fit_is_an_error_of_its_kind() {
         assert_eq!(after.total_bytes, rig.device.info().memory_bytes);
         drop(buffer);
         assert_eq!(rig.device.memory_free_total().unwrap(), before);
+    });
+}
+
+#[test]
+fn memory_of_others_is_used_and_never_freed() {
+    on_both(|fake, rig| {
+        let stream = rig.device.stream().unwrap();
+        let others = rig.device.allocate(64).unwrap();
+        let owner = Arc::new(());
+        // SAFETY: the memory outlives what adopts it.
+        let adopted = unsafe { DeviceBuffer::adopt(&rig.device, others.address() + 16, 32, Box::new(owner.clone())) };
+        let adopted = adopted.unwrap();
+        assert_eq!((adopted.address(), adopted.len()), (others.address() + 16, 32));
+        stream.upload(&adopted, 8, &[1, 2, 3]).unwrap();
+        let mut back = [0; 3];
+        stream.download(&others, 24, &mut back).unwrap();
+        assert_eq!(back, [1, 2, 3]);
+        assert_eq!(Arc::strong_count(&owner), 2);
+        drop(adopted);
+        assert_eq!(Arc::strong_count(&owner), 1);
+        stream.upload(&others, 0, &[4]).unwrap();
+        assert!(fake.live().contains("buffers"), "{}", fake.live());
+    });
+}
+
+#[test]
+fn addresses_that_are_no_memory_of_the_device_are_refused() {
+    on_both(|_, rig| {
+        let host = [0_u8; 8];
+        let address = host.as_ptr().addr() as u64;
+        // SAFETY: the address is refused.
+        let error = unsafe { DeviceBuffer::adopt(&rig.device, address, 8, Box::new(())) }.unwrap_err();
+        assert_eq!(error.to_string(), format!("adopt: {address:#x} is no memory of device 0"));
+        // SAFETY: nothing is touched.
+        let empty = unsafe { DeviceBuffer::adopt(&rig.device, 0, 0, Box::new(())) }.unwrap();
+        assert!(empty.is_empty());
+    });
+}
+
+#[test]
+fn a_device_that_is_open_is_shared() {
+    on_both(|_, rig| {
+        let again = rig.library.device(0).unwrap();
+        let buffer = again.allocate(8).unwrap();
+        // Objects of one are objects of the other.
+        rig.device.stream().unwrap().upload(&buffer, 0, &[1; 8]).unwrap();
+    });
+}
+
+#[test]
+fn work_waits_for_the_default_stream_and_it_for_work() {
+    on_both(|_, rig| {
+        let (stream, others) = (rig.device.stream().unwrap(), Stream::legacy(&rig.device));
+        let buffer = rig.device.allocate(8).unwrap();
+        let (before, after) = (rig.device.event(false).unwrap(), rig.device.event(false).unwrap());
+        others.record(&before).unwrap();
+        stream.wait(&before).unwrap();
+        stream.fill(&buffer, 0, 8, 7).unwrap();
+        stream.record(&after).unwrap();
+        others.wait(&after).unwrap();
+        after.synchronize().unwrap();
+        let mut back = [0; 8];
+        stream.download(&buffer, 0, &mut back).unwrap();
+        assert_eq!(back, [7; 8]);
     });
 }

@@ -54,6 +54,13 @@ shared_exports! {
     (cuMemAlloc_v2, hipMalloc) (address: &mut u64, bytes: usize) =
         |state, call| state.memory_allocate(call, address, bytes);
     (cuMemFree_v2, hipFree) (address: u64) = |state, call| state.memory_free(call, address);
+    (cuPointerGetAttribute, hipPointerGetAttribute) (value: *mut c_void, attribute: i32, address: u64) =
+        |state, call| {
+            let ordinal = state.memory_device(call, attribute, address)?;
+            // SAFETY: the caller gives space for this attribute, an int.
+            unsafe { value.cast::<i32>().write(ordinal) };
+            Ok(())
+        };
     (cuMemHostAlloc, hipHostMalloc) (start: &mut *mut c_void, bytes: usize, _flags: u32) =
         |state, call| state.pinned_allocate(call, start, bytes);
     (cuMemFreeHost, hipHostFree) (start: usize) = |state, call| state.pinned_free(call, start);

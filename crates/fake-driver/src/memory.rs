@@ -14,6 +14,8 @@ const PAGE: usize = 4096;
 const ALIGNMENT: usize = 256;
 /// Memory of one device.
 pub(crate) const DEVICE_BYTES: usize = 8 << 30;
+/// The attribute of an address that says which device it is of.
+const DEVICE_ORDINAL: i32 = 9;
 /// Fresh memory: not a number in every float type.
 const FRESH: u8 = 0xFF;
 /// What lies around an allocation on its pages.
@@ -161,6 +163,16 @@ impl State {
         self.memory.allocations.insert(start, allocation);
         *address = start as u64;
         Ok(())
+    }
+
+    /// The device that an address is of.
+    pub(crate) fn memory_device(&mut self, call: &Call, attribute: i32, address: u64) -> Result<i32, i32> {
+        self.current(call)?;
+        let found = self.memory.find(address).filter(|(_, allocation)| allocation.is_live);
+        match found.filter(|_| attribute == DEVICE_ORDINAL) {
+            Some((_, allocation)) => Ok(allocation.device as i32),
+            None => Err(INVALID_VALUE),
+        }
     }
 
     pub(crate) fn memory_free(&mut self, call: &Call, address: u64) -> Status {

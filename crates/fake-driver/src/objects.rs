@@ -10,6 +10,8 @@ use std::time::Instant;
 
 const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
+/// CUDA's handle of the default stream. There is one for all devices here, of the device that uses it.
+const LEGACY: Handle = 1;
 
 /// A context's handle says which device it is of.
 const CONTEXT_BASE: Handle = 0x0020_0000_0000_0000;
@@ -31,6 +33,12 @@ pub(crate) struct Event {
     pub(crate) time: Option<Instant>,
     /// The capture it was recorded in, and the nodes it stands for.
     pub(crate) captured: Option<(u64, Vec<usize>)>,
+}
+
+/// The stream that events are meant for: work must not be queued on the default stream by its number zero, but others' work on
+/// it may be waited for.
+fn ordered(stream: Handle) -> Handle {
+    if stream == 0 { LEGACY } else { stream }
 }
 
 impl State {
@@ -133,6 +141,11 @@ impl State {
         Ok(())
     }
 
+    /// Streams that somebody made.
+    pub(crate) fn own_streams(&self) -> usize {
+        self.streams.keys().filter(|&&stream| stream != LEGACY).count()
+    }
+
     pub(crate) fn stream_destroy(&mut self, call: &Call, stream: Handle) -> Status {
         let found = self.check_stream(call, stream)?;
         if found.capture.is_some() {
@@ -150,6 +163,14 @@ impl State {
         if stream == 0 {
             self.violate(call, "R7", "the default stream is used");
             return Err(INVALID_HANDLE);
+        }
+        if stream == LEGACY {
+            let device = self.current(call)?;
+            let found = self.streams.entry(LEGACY);
+            let found = found.or_insert_with(|| Stream { device, queue: VecDeque::new(), capture: None });
+            if found.queue.is_empty() {
+                found.device = device;
+            }
         }
         let Some(found) = self.streams.get(&stream) else { return Err(self.dead_handle(call, "stream", stream)) };
         let device = found.device;
@@ -208,6 +229,7 @@ impl State {
     }
 
     pub(crate) fn event_record(&mut self, call: &Call, event: Handle, stream: Handle) -> Status {
+        let stream = ordered(stream);
         self.check_event(call, event)?;
         let capture = self.check_stream(call, stream)?.capture;
         if let Some(capture) = capture {
@@ -223,6 +245,7 @@ impl State {
     }
 
     pub(crate) fn stream_wait(&mut self, call: &Call, stream: Handle, event: Handle) -> Status {
+        let stream = ordered(stream);
         let capture = self.check_stream(call, stream)?.capture;
         // An event may be of another device here.
         let Some(found) = self.events.get(&event) else { return Err(self.dead_handle(call, "event", event)) };

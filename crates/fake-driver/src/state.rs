@@ -209,7 +209,7 @@ impl State {
             ("contexts", contexts as usize),
             ("buffers", buffers),
             ("pinned", pinned),
-            ("streams", self.streams.len()),
+            ("streams", self.own_streams()),
             ("events", self.events.len()),
             ("modules", self.modules.len()),
             ("graphs", self.graphs.len()),

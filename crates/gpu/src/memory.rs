@@ -17,6 +17,21 @@ impl GpuMemory {
         Ok(GpuMemory { buffer: device.allocate(bytes)? })
     }
 
+    /// Memory of a device that another library allocated; its owner is let go when this is dropped.
+    ///
+    /// # Safety
+    /// As for `DeviceBuffer::adopt`.
+    #[allow(unsafe_code, reason = "only the caller knows how long others keep their memory")]
+    pub unsafe fn adopt(
+        device: &Device,
+        address: u64,
+        bytes: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<GpuMemory, DriverError> {
+        // SAFETY: the caller's word.
+        Ok(GpuMemory { buffer: unsafe { DeviceBuffer::adopt(device, address, bytes, owner) }? })
+    }
+
     /// The driver's buffer.
     pub fn buffer(&self) -> &DeviceBuffer {
         &self.buffer
@@ -56,6 +71,11 @@ pub struct GpuStream {
 }
 
 impl GpuStream {
+    /// The stream that others work on where they name none.
+    pub fn legacy(device: &Device) -> GpuStream {
+        GpuStream { stream: Stream::legacy(device) }
+    }
+
     /// The driver's stream.
     pub fn stream(&self) -> &Stream {
         &self.stream

@@ -60,6 +60,7 @@ forward! { driver_function:
     hipMemGetInfo = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);
     hipMalloc = "cuMemAlloc_v2" (address: *mut u64, bytes: usize);
     hipFree = "cuMemFree_v2" (address: u64);
+    hipPointerGetAttribute = "cuPointerGetAttribute" (value: *mut c_void, attribute: i32, address: u64);
     hipHostMalloc = "cuMemHostAlloc" (start: *mut *mut c_void, bytes: usize, flags: u32);
     hipHostFree = "cuMemFreeHost" (start: *mut c_void);
     hipMemcpyHtoDAsync = "cuMemcpyHtoDAsync_v2" (to: u64, from: *const c_void, bytes: usize, stream: Handle);

@@ -21,6 +21,8 @@ pub mod device_name;
 mod dim_bind;
 mod error;
 mod folder_store;
+mod gpu_memory;
+mod gpu_request;
 mod graph_runner;
 mod model;
 mod model_source;
@@ -44,6 +46,8 @@ pub use compiled_model::{CompiledFit, CompiledModel};
 pub use dim_bind::{DimBind, DimBinds};
 pub use error::{Error, ErrorKind};
 pub use folder_store::FolderStore;
+pub use gpu_memory::{Gpu, GpuBytes};
+pub use gpu_request::{GpuInput, InputMemory, OutputMemory, run_on_gpu};
 pub use model::{DeclaredOutput, DeclaredValue, InputInfo, Model, ModelMetadata, ModelSummary};
 pub use open_session::{Form, ModelSession, OpenOptions, batch_symbol, program_records};
 pub use open_text_model::{GivenDevice, TextFolder, TextOptions, open_text_model, open_text_model_on};
@@ -57,6 +61,7 @@ pub use precast_generate as generate;
 pub use precast_generate::engine::{
     Engine, EngineError, EngineMetrics, EngineOptions, Event, Guidance, Request, RequestHandle,
 };
+pub use precast_gpu::GpuMemory;
 pub use precast_ir::{Graph, text};
 pub use precast_onnx::{
     DeclaredDim, DeclaredType, ImportError, ImportOptions, Imported, StringTensor, UnsupportedNode, onnx_name,

@@ -8,6 +8,8 @@ mod rig;
 use std::sync::Arc;
 use std::time::Duration;
 
+use precast::device_name::{DeviceKind, DeviceName};
+use precast::{Gpu, GpuInput, InputMemory, OutputMemory, run_on_gpu};
 use precast_cache::{CacheOptions, ProgramCache};
 use precast_driver::{Library, Vendor};
 use precast_gpu::{CaptureLimits, GpuStream};
@@ -268,6 +270,69 @@ fn a_stream_of_the_callers_is_joined() {
         drop((stream, driver));
         opened.close();
     }
+}
+
+#[test]
+fn requests_may_lie_on_the_gpu_and_on_the_host() {
+    for vendor in Vendor::ALL {
+        let opened = Opened::new(vendor, 1, 4, 2);
+        let kind = if vendor == Vendor::Cuda { DeviceKind::Cuda } else { DeviceKind::Hip };
+        let gpu = Gpu::on(DeviceName { kind, number: 0 }, opened.rig.library.device(0).unwrap());
+        let gpu = Arc::new(gpu);
+        // Which of x, s, y and t lie on the GPU, with exact, padded and split requests.
+        for seed in 0..64_u64 {
+            let is_on_gpu = [0, 1, 2, 3].map(|at| seed >> at & 1 == 1);
+            let (rows, waits) = ((seed as usize / 16) + 3, seed % 3 != 0);
+            let request = Request::new(rows, seed);
+            let on_gpu = [rows * 24, 4, rows * 24, rows * 4].map(|bytes| gpu.allocate(bytes).unwrap());
+            on_gpu[0].write(request.x.as_bytes()).unwrap();
+            on_gpu[1].write(request.s.as_bytes()).unwrap();
+            let inputs: Vec<GpuInput<'_>> = [&request.x, &request.s]
+                .into_iter()
+                .enumerate()
+                .map(|(at, tensor)| {
+                    let memory = match is_on_gpu[at] {
+                        true => InputMemory::Gpu(&on_gpu[at]),
+                        false => InputMemory::Host(tensor.as_bytes()),
+                    };
+                    GpuInput { dtype: tensor.dtype(), shape: tensor.shape(), memory }
+                })
+                .collect();
+            let (mut y, mut t) = (vec![0xa5; rows * 24], vec![0xa5; rows * 4]);
+            let mut outputs = [
+                if is_on_gpu[2] { OutputMemory::Gpu(&on_gpu[2]) } else { OutputMemory::Host(&mut y) },
+                if is_on_gpu[3] { OutputMemory::Gpu(&on_gpu[3]) } else { OutputMemory::Host(&mut t) },
+            ];
+            run_on_gpu(&opened.session, &gpu, &inputs, &mut outputs, waits).unwrap();
+            if is_on_gpu[2] {
+                on_gpu[2].read(&mut y).unwrap();
+            }
+            if is_on_gpu[3] {
+                on_gpu[3].read(&mut t).unwrap();
+            }
+            request.assert_answered(&opened.graph, &y, &t);
+        }
+        drop(gpu);
+        opened.close();
+    }
+}
+
+#[test]
+fn memory_that_nobody_holds_serves_the_next_caller_unless_others_know_it() {
+    let opened = Opened::new(Vendor::Cuda, 1, 4, 1);
+    let name = DeviceName { kind: DeviceKind::Cuda, number: 0 };
+    let gpu = Arc::new(Gpu::on(name, opened.rig.library.device(0).unwrap()));
+    let first = gpu.allocate(600).unwrap();
+    let address = first.address();
+    drop(first);
+    let again = gpu.allocate(1024).unwrap();
+    assert_eq!(again.address(), address);
+    again.share();
+    drop(again);
+    let other = gpu.allocate(1024).unwrap();
+    assert_ne!(other.address(), address);
+    drop((other, gpu));
+    opened.close();
 }
 
 fn buffer(memory: &dyn DeviceMemory) -> &precast_driver::DeviceBuffer {

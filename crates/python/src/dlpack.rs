@@ -12,7 +12,7 @@ use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
 
 use crate::element_type::{dlpack_type, from_dlpack_type};
 use crate::exceptions::usage;
-use crate::host_array::{Elements, array_over};
+use crate::gpu_place::{dlpack_gpu, dlpack_stream};
 use crate::ort_value::OrtValue;
 
 /// DLPack's kind and number of the host.
@@ -83,22 +83,28 @@ enum Managed {
     Versioned(NonNull<VersionedManaged>),
 }
 
-/// A tensor of another library, which is told when nobody reads it any more.
-#[pyclass(frozen, name = "_ImportedTensor", module = "precast")]
-pub struct ImportedTensor {
+/// A tensor of another library.
+pub struct Imported {
     pub dtype: DType,
     pub shape: Vec<usize>,
-    pub elements: Elements,
+    /// Where its first element lies.
+    pub address: usize,
     pub is_writable: bool,
-    /// Given back when this is dropped.
-    _managed: Managed,
+    /// DLPack's kind and number of where it lies.
+    pub device: (i32, i32),
+    /// Held as long as the elements are used.
+    pub lender: Lender,
 }
+
+/// The library that a tensor is of, which is told when nobody uses it any more.
+#[pyclass(frozen, name = "_Lender", module = "precast")]
+pub struct Lender(#[allow(dead_code, reason = "given back when this is dropped")] Managed);
 
 // SAFETY: the pointers are read once, while it is made, and given back once, when it is dropped; DLPack says that a deleter
 // may be called on any thread.
-unsafe impl Send for ImportedTensor {}
+unsafe impl Send for Lender {}
 // SAFETY: as above.
-unsafe impl Sync for ImportedTensor {}
+unsafe impl Sync for Lender {}
 
 impl Drop for Managed {
     fn drop(&mut self) {
@@ -124,7 +130,7 @@ impl Drop for Managed {
 }
 
 /// A tensor of another library, in place.
-pub fn import(object: &Bound<'_, PyAny>) -> PyResult<ImportedTensor> {
+pub fn import(object: &Bound<'_, PyAny>) -> PyResult<Imported> {
     let py = object.py();
     let capsule = match object.cast::<PyCapsule>() {
         Ok(capsule) => capsule.clone(),
@@ -133,13 +139,8 @@ pub fn import(object: &Bound<'_, PyAny>) -> PyResult<ImportedTensor> {
     let (managed, tensor, is_writable) = take(&capsule)?;
     // SAFETY: the managed tensor, which holds this one, is kept until the end of this function or in its result.
     let tensor = unsafe { tensor.as_ref() };
-    if !READ_BY_HOST.contains(&tensor.device.kind) {
-        let DlDevice { kind, number } = tensor.device;
-        return Err(usage(
-            py,
-            &format!("the tensor lies on DLPack's device {kind}:{number}, which the host cannot read"),
-        ));
-    }
+    let device = (tensor.device.kind, tensor.device.number);
+    check_device(py, device)?;
     let DlType { code, bits, lanes } = tensor.dtype;
     let dtype = from_dlpack_type(code, bits).filter(|_| lanes == 1);
     let dtype = dtype.ok_or_else(|| {
@@ -157,26 +158,44 @@ pub fn import(object: &Bound<'_, PyAny>) -> PyResult<ImportedTensor> {
             "the tensor's elements are not in row-major order; copy it first, as with .contiguous()",
         ));
     }
-    let bytes = shape.iter().product::<usize>() * dtype.size_bytes();
-    let data = tensor.data.cast_const().cast::<u8>().wrapping_add(tensor.byte_offset as usize);
-    Ok(ImportedTensor { dtype, shape, elements: Elements::new(data, bytes), is_writable, _managed: managed })
+    let address = tensor.data.addr().wrapping_add(tensor.byte_offset as usize);
+    // Host memory is read through it later.
+    tensor.data.expose_provenance();
+    Ok(Imported { dtype, shape, address, is_writable, device, lender: Lender(managed) })
 }
 
-/// The capsule that an object gives of itself, for the host.
+/// Refuses devices whose memory neither the host nor a GPU of ours reads.
+fn check_device(py: Python<'_>, device: (i32, i32)) -> PyResult<()> {
+    if is_read_by_host(device) || dlpack_gpu(device).is_some() {
+        return Ok(());
+    }
+    let (kind, number) = device;
+    let text =
+        format!("the tensor lies on DLPack's device {kind}:{number}, which neither the host nor a GPU of ours reads");
+    Err(usage(py, &text))
+}
+
+/// Whether the host reads memory of this device.
+pub fn is_read_by_host((kind, _): (i32, i32)) -> bool {
+    READ_BY_HOST.contains(&kind)
+}
+
+/// The capsule that an object gives of itself, for the host or for work behind a GPU's default stream.
 fn capsule_of<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>> {
     let py = object.py();
-    let (kind, number): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
-    if !READ_BY_HOST.contains(&kind) {
-        return Err(usage(
-            py,
-            &format!("the tensor lies on DLPack's device {kind}:{number}, which the host cannot read"),
-        ));
+    let device: (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+    check_device(py, device)?;
+    let arguments = PyDict::new(py);
+    if let Some(gpu) = dlpack_gpu(device) {
+        arguments.set_item("stream", dlpack_stream(gpu))?;
     }
-    let versions = PyDict::new(py);
-    versions.set_item("max_version", (VERSION.major, VERSION.minor))?;
-    let capsule = match object.call_method("__dlpack__", (), Some(&versions)) {
+    let versioned = arguments.copy()?;
+    versioned.set_item("max_version", (VERSION.major, VERSION.minor))?;
+    let capsule = match object.call_method("__dlpack__", (), Some(&versioned)) {
         // Libraries from before version 1 do not know the word.
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0("__dlpack__")?,
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+            object.call_method("__dlpack__", (), Some(&arguments))?
+        }
         other => other?,
     };
     Ok(capsule.cast_into::<PyCapsule>()?)
@@ -251,19 +270,28 @@ struct Exported {
     _value: Py<OrtValue>,
 }
 
-/// A capsule over a value's memory, or over a copy of it.
+/// A capsule over a value's memory, or over a copy of it, on the device that is asked for: the value's own or the host.
 pub fn export<'py>(
     value: &Bound<'py, OrtValue>,
     max_version: Option<(u32, u32)>,
     device: Option<(i32, i32)>,
-    copies: bool,
+    copies: Option<bool>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = value.py();
-    if device.is_some_and(|device| device != HOST) {
-        return Err(PyBufferError::new_err("an OrtValue is exported to the host's device, (1, 0), alone"));
+    let own = value.get().dlpack_device();
+    let device = device.unwrap_or(own);
+    if device != own {
+        if device != HOST {
+            let text = format!("an OrtValue on DLPack's device {own:?} is exported to it or to the host, {HOST:?}");
+            return Err(PyBufferError::new_err(text));
+        }
+        if copies == Some(false) {
+            return Err(PyBufferError::new_err("memory of a GPU is exported to the host as a copy alone"));
+        }
+        return export(&Bound::new(py, value.get().on_host(py)?)?, max_version, None, None);
     }
-    if copies {
-        return export(&copied(value)?, max_version, None, false);
+    if copies == Some(true) {
+        return export(&Bound::new(py, value.get().copied(py)?)?, max_version, None, None);
     }
     let is_versioned = max_version.is_some_and(|(major, _)| major >= VERSION.major);
     let held = value.get();
@@ -281,10 +309,11 @@ pub fn export<'py>(
         strides[axis - 1] = strides[axis] * held.shape[axis] as i64;
     }
     let shape = held.shape.iter().map(|&size| size as i64).collect();
+    held.share();
     let exported = Box::new(Exported { shape, strides, _value: value.clone().unbind() });
     let tensor = DlTensor {
-        data: std::ptr::with_exposed_provenance_mut(held.elements.address()),
-        device: DlDevice { kind: HOST.0, number: HOST.1 },
+        data: std::ptr::with_exposed_provenance_mut(held.address()),
+        device: DlDevice { kind: own.0, number: own.1 },
         ndim: held.shape.len() as i32,
         dtype: DlType { code, bits, lanes: 1 },
         shape: exported.shape.as_ptr().cast_mut(),
@@ -303,18 +332,6 @@ pub fn export<'py>(
     };
     // SAFETY: the name lives for ever, the pointer until its deleter is called, by the consumer or by the destructor.
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, name.as_ptr(), Some(destroy_capsule))) }
-}
-
-/// A new value with the same elements.
-fn copied<'py>(value: &Bound<'py, OrtValue>) -> PyResult<Bound<'py, OrtValue>> {
-    let (py, held) = (value.py(), value.get());
-    let copy = Bound::new(py, OrtValue::empty(py, held.dtype, &held.shape)?)?;
-    let bytes = crate::element_type::NumpyType::of(py, DType::U8)?;
-    let view = |of: &Bound<'py, OrtValue>| {
-        array_over(of.as_any(), of.get().elements, &bytes, &[held.bytes()], of.get().is_writable)
-    };
-    view(&copy)?.call_method1("__setitem__", (py.Ellipsis(), view(value)?))?;
-    Ok(copy)
 }
 
 /// Gives a value back. Whoever calls a deleter need not hold the interpreter's lock, and where there is no interpreter any more

@@ -55,6 +55,18 @@ impl Elements {
         unsafe { std::slice::from_raw_parts_mut(self.pointer.cast_mut(), self.bytes) }
     }
 
+    /// Copies as many bytes from another place, which may be the same.
+    ///
+    /// # Safety
+    /// As for `as_mut_slice` and `as_slice`; the two places must have the same number of bytes.
+    pub unsafe fn copy_from(self, other: Elements) {
+        debug_assert_eq!(self.bytes, other.bytes);
+        if self.bytes > 0 {
+            // SAFETY: the caller vouches for both owners.
+            unsafe { std::ptr::copy(other.pointer, self.pointer.cast_mut(), self.bytes.min(other.bytes)) };
+        }
+    }
+
     /// The address.
     pub fn address(self) -> usize {
         self.pointer.addr()

@@ -1,14 +1,15 @@
 //! `IOBinding`: inputs and outputs of a session bound to memory that runs read and write in place.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use precast::Value;
+use precast::{Gpu, Value};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
 use crate::exceptions::usage;
+use crate::gpu_place::named_gpu;
 use crate::host_array::array_of_tensor;
-use crate::ort_value::{OrtValue, read_element_type, require_host};
+use crate::ort_value::{OrtValue, read_element_type};
 use crate::request::KnownForm;
 use crate::session::Session;
 
@@ -36,10 +37,10 @@ impl Bindings {
         if self.is_apart {
             return Ok(());
         }
-        let place = |value: &Py<OrtValue>| (value.get().elements.address(), value.get().bytes());
+        let place = |value: &Py<OrtValue>| (value.get().address(), value.get().bytes());
         let outputs = self.outputs.iter().enumerate().filter_map(|(position, output)| match output {
             OutputBinding::Value(value) => Some((position, place(value))),
-            OutputBinding::Unasked | OutputBinding::New => None,
+            OutputBinding::Unasked | OutputBinding::New(_) => None,
         });
         let mut taken: Vec<(usize, usize)> = self.inputs.iter().flatten().map(place).collect();
         for (position, (start, bytes)) in outputs {
@@ -60,8 +61,8 @@ enum OutputBinding {
     /// Nobody asked for it.
     #[default]
     Unasked,
-    /// Into memory that each run makes.
-    New,
+    /// Into memory that each run makes, on this GPU or the host.
+    New(Option<Arc<Gpu>>),
     /// Into this memory.
     Value(Py<OrtValue>),
 }
@@ -89,20 +90,26 @@ impl IoBinding {
         Ok(inputs)
     }
 
-    /// A value for every output of a form: the one that is bound, which must be of its form, or a new one.
+    /// A value for every output of a form: the one that is bound, which must be of its form, or a new one. One that nobody
+    /// asked for is made on the GPU that inputs lie on.
     pub fn places<'py>(
         &self,
         py: Python<'py>,
         session: &Session,
         known: &KnownForm,
+        inputs_on: Option<&Arc<Gpu>>,
     ) -> PyResult<Vec<Bound<'py, OrtValue>>> {
         let mut bound = self.lock();
         bound.check_apart(py, session)?;
         let mut places = Vec::with_capacity(known.outputs.len());
         for (position, form) in known.outputs.iter().enumerate() {
             let shape: Vec<usize> = form.shape.iter().map(|&size| size as usize).collect();
+            let gpu = match bound.outputs.get(position) {
+                Some(OutputBinding::New(gpu)) => gpu.as_ref(),
+                Some(OutputBinding::Unasked | OutputBinding::Value(_)) | None => inputs_on,
+            };
             let Some(OutputBinding::Value(value)) = bound.outputs.get(position) else {
-                places.push(Bound::new(py, OrtValue::empty(py, form.dtype, &shape)?)?);
+                places.push(Bound::new(py, OrtValue::empty_at(py, gpu, form.dtype, &shape)?)?);
                 continue;
             };
             let held = value.get();
@@ -188,7 +195,7 @@ impl IoBinding {
         self.set_input(py, name, Py::new(py, OrtValue::of_array(arr_on_cpu)?)?)
     }
 
-    /// Binds an input to memory at an address, which the caller keeps.
+    /// Binds an input to memory at an address of the host or of a GPU, which the caller keeps.
     fn bind_input(
         &self,
         py: Python<'_>,
@@ -199,8 +206,8 @@ impl IoBinding {
         shape: Vec<usize>,
         buffer_ptr: usize,
     ) -> PyResult<()> {
-        require_host(py, device_type, device_id)?;
-        let value = OrtValue::at_address(read_element_type(element_type)?, shape, buffer_ptr, py.None());
+        let gpu = named_gpu(py, device_type, device_id)?;
+        let value = OrtValue::at_address(py, gpu.as_ref(), read_element_type(element_type)?, shape, buffer_ptr)?;
         self.set_input(py, name, Py::new(py, value)?)
     }
 
@@ -214,7 +221,7 @@ impl IoBinding {
         self.set_input(py, name, ortvalue.clone().unbind())
     }
 
-    /// Binds an output to memory at an address, or to memory that each run makes.
+    /// Binds an output to memory at an address of the host or of a GPU, or to memory that each run makes there.
     #[pyo3(signature = (name, device_type = "cpu", device_id = 0, element_type = None, shape = None, buffer_ptr = None))]
     fn bind_output(
         &self,
@@ -226,11 +233,11 @@ impl IoBinding {
         shape: Option<Vec<usize>>,
         buffer_ptr: Option<usize>,
     ) -> PyResult<()> {
-        require_host(py, device_type, device_id)?;
+        let gpu = named_gpu(py, device_type, device_id)?;
         let binding = match (element_type, shape, buffer_ptr) {
-            (_, _, None) => OutputBinding::New,
+            (_, _, None) => OutputBinding::New(gpu),
             (Some(ty), Some(shape), Some(address)) => {
-                let value = OrtValue::at_address(read_element_type(ty)?, shape, address, py.None());
+                let value = OrtValue::at_address(py, gpu.as_ref(), read_element_type(ty)?, shape, address)?;
                 OutputBinding::Value(Py::new(py, value)?)
             }
             _ => return Err(usage(py, &format!("output '{name}': buffer_ptr needs element_type and shape"))),
@@ -248,11 +255,15 @@ impl IoBinding {
         self.set_output(py, name, OutputBinding::Value(ortvalue.clone().unbind()))
     }
 
-    /// Memory of the host is there at once.
-    fn synchronize_inputs(&self) {}
+    /// Waits for everything that is queued on the session's GPU, such as what writes inputs. Memory of the host is there at once.
+    fn synchronize_inputs(&self, py: Python<'_>) -> PyResult<()> {
+        self.session.get().synchronize(py)
+    }
 
-    /// A run has ended when it returns.
-    fn synchronize_outputs(&self) {}
+    /// Waits for runs that were told not to be waited for.
+    fn synchronize_outputs(&self, py: Python<'_>) -> PyResult<()> {
+        self.session.get().synchronize(py)
+    }
 
     /// Outputs of the last run, as OrtValues: those that are bound, or all where none is.
     pub fn get_outputs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
@@ -263,7 +274,7 @@ impl IoBinding {
         PyList::new(py, results.map(|(_, result)| result.bind(py)))
     }
 
-    /// Outputs of the last run, as arrays over the same memory.
+    /// Outputs of the last run, as arrays over the same memory, or of copies where that is a GPU's.
     fn copy_outputs_to_cpu<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let arrays = self.get_outputs(py)?.iter().map(|value| value.call_method0("numpy"));
         PyList::new(py, arrays.collect::<PyResult<Vec<_>>>()?)

@@ -6,6 +6,7 @@ mod compile;
 mod dlpack;
 mod element_type;
 mod exceptions;
+mod gpu_place;
 mod host_array;
 mod interruptible;
 mod io_binding;

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
 use crate::exceptions::usage;
-use crate::host_array::{array_of_tensor, copied_tensor};
+use crate::host_array::{array_of_tensor, copied_tensor, is_array};
 use crate::ort_value::OrtValue;
 
 /// Kinds of numpy's dtypes that hold texts: unicode, bytes and objects.
@@ -19,6 +19,9 @@ pub fn value_of(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Value> {
     }
     if let Ok(value) = object.cast::<OrtValue>() {
         return Ok(Value::Tensor(value.get().to_tensor(py)?));
+    }
+    if !is_array(object) && object.hasattr("__dlpack_device__")? {
+        return Ok(Value::Tensor(OrtValue::from_dlpack(object)?.to_tensor(py)?));
     }
     if let Ok(list) = object.cast::<PyList>() {
         let elements = list.iter().enumerate();

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use precast::device_name::DeviceName;
+use precast::device_name::{DeviceKind, DeviceName};
 use precast::{
-    Error, ErrorKind, Form, Model, ModelSession, OpenOptions, RunReport, Runner, SessionError, Tensor, Value,
+    Error, ErrorKind, Form, Gpu, Model, ModelSession, OpenOptions, RunReport, Runner, SessionError, Tensor, Value,
 };
 
 use crate::settings::Settings;
@@ -13,6 +13,8 @@ use crate::settings::Settings;
 pub struct OpenedModel {
     pub model: Model,
     pub device: DeviceName,
+    /// The same where it is a GPU, whose memory callers may hold.
+    pub gpu: Option<Arc<Gpu>>,
     options: OpenOptions,
     /// None where the model is known to be no Session.
     session: Option<ModelSession>,
@@ -49,6 +51,10 @@ impl OpenedModel {
     fn open_on(model: &Model, settings: &Settings, device: DeviceName) -> Result<OpenedModel, Error> {
         let mut options = settings.options.clone();
         options.runner.device = device;
+        let gpu = match device.kind {
+            DeviceKind::Cpu => None,
+            DeviceKind::Cuda | DeviceKind::Hip => Some(Gpu::open(device)?),
+        };
         let session = match has_numbers_alone(model)? {
             false => None,
             true => match ModelSession::open_on(model, &options, settings.cache.clone()) {
@@ -62,7 +68,7 @@ impl OpenedModel {
             let _ = runner.set(Arc::new(Runner::new(model.clone(), options.runner.clone())?));
         }
         let form = session.as_ref().and_then(|session| session.forms().first().cloned());
-        Ok(OpenedModel { model: model.clone(), device, options, session, runner, form })
+        Ok(OpenedModel { model: model.clone(), device, gpu, options, session, runner, form })
     }
 
     /// The one Session that every request runs on, if there is one.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use precast::{Argument, DType, Form, SessionError, Tensor};
+use precast::{Argument, DType, Form, Gpu, GpuInput, InputMemory, SessionError, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -12,7 +12,7 @@ use crate::host_array::{
     Elements, array_dtype, as_row_major, borrowed_tensor, elements_in_place, is_array, whole_bytes,
 };
 use crate::interruptible::interruptible;
-use crate::ort_value::OrtValue;
+use crate::ort_value::{OrtValue, Place};
 
 /// Forms of requests that are remembered; beyond this they are forgotten and learned again.
 const FORMS_KEPT: usize = 256;
@@ -30,6 +30,12 @@ pub struct Request<'py> {
     /// Rank and sizes of every input, one after another.
     pub shapes: Vec<usize>,
     inputs: Vec<Input<'py>>,
+    /// The GPU whose memory the Session reads in place.
+    gpu: Option<&'py Arc<Gpu>>,
+    /// Whether an input lies on that GPU.
+    pub is_on_gpu: bool,
+    /// Whether inputs that would have to be copied are refused.
+    refuses_copies: bool,
     /// Inputs that had to be copied.
     pub copies: usize,
     /// Whether every input has the element type that the model expects.
@@ -38,60 +44,90 @@ pub struct Request<'py> {
 
 struct Input<'py> {
     dtype: DType,
-    elements: Elements,
+    elements: InputElements<'py>,
     /// Held for its elements.
     owner: Bound<'py, PyAny>,
 }
 
+/// Where the elements of an input lie.
+enum InputElements<'py> {
+    Host(Elements),
+    /// On the Session's GPU, in this value.
+    Gpu(Bound<'py, OrtValue>),
+}
+
 impl<'py> Request<'py> {
     /// A request without inputs yet.
-    pub fn with_capacity(inputs: usize) -> Request<'py> {
+    pub fn with_capacity(inputs: usize, gpu: Option<&'py Arc<Gpu>>, refuses_copies: bool) -> Request<'py> {
         Request {
             shapes: Vec::with_capacity(5 * inputs),
             inputs: Vec::with_capacity(inputs),
+            gpu,
+            is_on_gpu: false,
+            refuses_copies,
             copies: 0,
             is_typed: true,
         }
     }
 
     /// Adds an input.
-    pub fn add(&mut self, slot: &InputSlot, object: Bound<'py, PyAny>, refuses_copies: bool) -> PyResult<()> {
+    pub fn add(&mut self, slot: &InputSlot, object: Bound<'py, PyAny>) -> PyResult<()> {
         let is_narrow = slot.ty.dtype.bits() < u8::BITS;
         if is_narrow && is_array(&object) {
-            return self.add_narrow(slot, &object, refuses_copies);
+            return self.add_narrow(slot, &object);
         }
         if let Some(elements) = elements_in_place(&object, &slot.ty, &mut self.shapes) {
-            self.inputs.push(Input { dtype: slot.ty.dtype, elements, owner: object });
+            self.push(slot.ty.dtype, elements, object);
             return Ok(());
         }
         if let Ok(value) = object.cast::<OrtValue>() {
-            self.add_value(slot, &value.clone());
-            return Ok(());
+            return self.add_value(slot, &value.clone());
         }
         if !is_array(&object) && object.hasattr("__dlpack__")? {
             let value = OrtValue::from_dlpack(&object)?;
             let value = Bound::new(object.py(), value)?;
-            self.add_value(slot, &value);
-            return Ok(());
+            return self.add_value(slot, &value);
         }
-        self.add_copy(slot, &object, refuses_copies)
+        self.add_copy(slot, &object)
     }
 
-    /// Adds an input that an OrtValue holds.
-    pub fn add_value(&mut self, slot: &InputSlot, value: &Bound<'py, OrtValue>) {
-        let held = value.get();
+    /// Adds an input whose elements lie on the host.
+    fn push(&mut self, dtype: DType, elements: Elements, owner: Bound<'py, PyAny>) {
+        self.inputs.push(Input { dtype, elements: InputElements::Host(elements), owner });
+    }
+
+    /// Adds an input that an OrtValue holds. One on a GPU that the Session does not run on is copied to the host.
+    pub fn add_value(&mut self, slot: &InputSlot, value: &Bound<'py, OrtValue>) -> PyResult<()> {
+        let (py, held) = (value.py(), value.get());
+        let elements = match &held.place {
+            Place::Host(elements) => InputElements::Host(*elements),
+            Place::Gpu(memory) if self.gpu.is_some_and(|gpu| Arc::ptr_eq(gpu, memory.gpu())) => {
+                self.is_on_gpu = true;
+                InputElements::Gpu(value.clone())
+            }
+            Place::Gpu(memory) => {
+                if self.refuses_copies {
+                    let (name, found) = (slot.name.bind(py), memory.gpu().name());
+                    let why = format!("it lies on '{found}', which the session does not run on");
+                    return Err(usage(py, &format!("input '{name}' would have to be copied: {why}")));
+                }
+                self.copies += 1;
+                return self.add_value(slot, &Bound::new(py, held.on_host(py)?)?);
+            }
+        };
         self.is_typed &= held.dtype == slot.ty.dtype;
         self.shapes.push(held.shape.len());
         self.shapes.extend_from_slice(&held.shape);
-        self.inputs.push(Input { dtype: held.dtype, elements: held.elements, owner: value.clone().into_any() });
+        self.inputs.push(Input { dtype: held.dtype, elements, owner: value.clone().into_any() });
+        Ok(())
     }
 
     /// Adds an input whose elements do not lie as kernels read them, or are no array's.
-    fn add_copy(&mut self, slot: &InputSlot, object: &Bound<'py, PyAny>, refuses_copies: bool) -> PyResult<()> {
+    fn add_copy(&mut self, slot: &InputSlot, object: &Bound<'py, PyAny>) -> PyResult<()> {
         let py = object.py();
         let name = slot.name.bind(py);
         let (array, is_copy) = as_row_major(object)?;
-        if is_copy && refuses_copies {
+        if is_copy && self.refuses_copies {
             let why = "its elements are not in row-major order, aligned and in the machine's byte order";
             return Err(usage(py, &format!("input '{name}' would have to be copied: {why}")));
         }
@@ -110,18 +146,18 @@ impl<'py> Request<'py> {
         let Some(elements) = elements else {
             return Err(usage(py, &format!("input '{name}' cannot be read: {}", array.getattr("flags")?)));
         };
-        self.inputs.push(Input { dtype, elements, owner: array });
+        self.push(dtype, elements, array);
         Ok(())
     }
 
     /// Adds an array of elements of less than a byte.
-    fn add_narrow(&mut self, slot: &InputSlot, object: &Bound<'py, PyAny>, refuses_copies: bool) -> PyResult<()> {
+    fn add_narrow(&mut self, slot: &InputSlot, object: &Bound<'py, PyAny>) -> PyResult<()> {
         let py = object.py();
         let dtype = slot.ty.dtype;
         if array_dtype(object)? != Some(dtype) {
-            return self.add_copy(slot, object, refuses_copies);
+            return self.add_copy(slot, object);
         }
-        if refuses_copies {
+        if self.refuses_copies {
             let (name, ty) = (slot.name.bind(py), dtype.name());
             return Err(usage(py, &format!("input '{name}' would have to be copied: numpy has {ty} in another form")));
         }
@@ -129,37 +165,86 @@ impl<'py> Request<'py> {
         self.copies += 1;
         let elements = elements_in_place(&bytes, &ty, &mut self.shapes);
         let elements = elements.ok_or_else(|| usage(py, &format!("input '{}' cannot be read", slot.name.bind(py))))?;
-        self.inputs.push(Input { dtype, elements, owner: bytes });
+        self.push(dtype, elements, bytes);
         Ok(())
     }
 
-    /// The inputs as a Session takes them.
+    /// The inputs with their shapes.
+    fn shaped(&self) -> impl Iterator<Item = (&Input<'py>, &[usize])> {
+        let mut rest = &self.shapes[..];
+        self.inputs.iter().map(move |input| {
+            let (shape, after) = rest[1..].split_at(rest[0]);
+            rest = after;
+            (input, shape)
+        })
+    }
+
+    /// The inputs as a Session takes them, none of which is on a GPU.
     ///
     /// # Safety
     /// The request must live as long as the arguments are read.
     #[allow(unsafe_code, reason = "reads what the request holds")]
     pub unsafe fn arguments<'a>(&'a self) -> Vec<Argument<'a>> {
-        let mut rest = &self.shapes[..];
-        let argument = |input: &Input<'py>| {
-            let rank = rest[0];
-            let (shape, after) = rest[1..].split_at(rank);
-            rest = after;
+        let bytes = |input: &Input<'py>| match &input.elements {
             // SAFETY: the owner of the elements is held by this request.
-            Argument { dtype: input.dtype, shape, bytes: unsafe { input.elements.as_slice() } }
+            InputElements::Host(elements) => unsafe { elements.as_slice() },
+            InputElements::Gpu(_) => unreachable!("such a request runs on its GPU"),
         };
-        self.inputs.iter().map(argument).collect()
+        self.shaped().map(|(input, shape)| Argument { dtype: input.dtype, shape, bytes: bytes(input) }).collect()
     }
 
-    /// The inputs as tensors over the same elements, for another thread.
-    fn borrowed(&self) -> PyResult<Vec<Tensor>> {
-        let mut rest = &self.shapes[..];
-        let mut tensors = Vec::with_capacity(self.inputs.len());
-        for input in &self.inputs {
-            let (shape, after) = rest[1..].split_at(rest[0]);
-            rest = after;
-            tensors.push(borrowed_tensor(input.elements, input.dtype, shape, input.owner.clone().unbind())?);
+    /// The inputs as a Session on their GPU takes them.
+    ///
+    /// # Safety
+    /// As for `arguments`.
+    #[allow(unsafe_code, reason = "reads what the request holds")]
+    pub unsafe fn gpu_inputs<'a>(&'a self) -> Vec<GpuInput<'a>> {
+        let memory = |input: &'a Input<'py>| match &input.elements {
+            // SAFETY: as above.
+            InputElements::Host(elements) => InputMemory::Host(unsafe { elements.as_slice() }),
+            InputElements::Gpu(value) => match &value.get().place {
+                Place::Gpu(memory) => InputMemory::Gpu(memory),
+                Place::Host(_) => unreachable!("a value does not move"),
+            },
+        };
+        self.shaped().map(|(input, shape)| GpuInput { dtype: input.dtype, shape, memory: memory(input) }).collect()
+    }
+
+    /// What inputs the outputs' forms are asked for with, on another thread.
+    fn question(&self) -> PyResult<Question> {
+        let (mut tensors, mut forms) = (Vec::new(), Vec::new());
+        for (input, shape) in self.shaped() {
+            match &input.elements {
+                InputElements::Host(elements) if !self.is_on_gpu => {
+                    tensors.push(borrowed_tensor(*elements, input.dtype, shape, input.owner.clone().unbind())?);
+                }
+                InputElements::Host(_) | InputElements::Gpu(_) => forms.push((input.dtype, shape.to_vec())),
+            }
         }
-        Ok(tensors)
+        Ok(if self.is_on_gpu { Question::Forms(forms) } else { Question::Tensors(tensors) })
+    }
+}
+
+/// The inputs of a request as far as the forms of its outputs depend on them.
+enum Question {
+    /// Tensors over the request's elements.
+    Tensors(Vec<Tensor>),
+    /// Element types and sizes of inputs that the host does not read.
+    Forms(Vec<(DType, Vec<usize>)>),
+}
+
+impl Question {
+    /// Element types and sizes of the outputs.
+    fn ask(&self, session: &precast::Session) -> Result<Vec<(DType, Vec<usize>)>, SessionError> {
+        match self {
+            Question::Tensors(tensors) => {
+                session.output_forms(&tensors.iter().map(Argument::from).collect::<Vec<Argument<'_>>>())
+            }
+            Question::Forms(forms) => {
+                let forms: Vec<(DType, &[usize])> = forms.iter().map(|(dtype, shape)| (*dtype, &shape[..])).collect();
+                session.output_forms_on_device(&forms)
+            }
+        }
     }
 }
 
@@ -224,12 +309,8 @@ impl KnownForms {
                 return Ok(known[0].clone());
             }
         }
-        let (form, tensors) = (form.clone(), request.borrowed()?);
-        let ask = move || {
-            let arguments: Vec<Argument<'_>> = tensors.iter().map(Argument::from).collect();
-            form.session().output_forms(&arguments)
-        };
-        let outputs = interruptible(py, "bind", ask)?.map_err(Unknown::Refused)?;
+        let (form, question) = (form.clone(), request.question()?);
+        let outputs = interruptible(py, "bind", move || question.ask(form.session()))?.map_err(Unknown::Refused)?;
         let outputs = outputs.iter().map(|(dtype, shape)| OutputForm::new(*dtype, shape)).collect();
         let found = Arc::new(KnownForm { shapes: request.shapes.clone(), outputs });
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -12,6 +12,8 @@ use crate::exceptions::usage;
 #[derive(Default)]
 pub struct RunOptions {
     is_terminated: AtomicBool,
+    /// Whether a run on a GPU's memory is left to the GPU when it is queued.
+    is_not_waited_for: AtomicBool,
     tag: Mutex<String>,
 }
 
@@ -24,6 +26,16 @@ impl RunOptions {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// The key of a run's configuration that says whether a run is not waited for.
+const UNSYNCHRONIZED: &str = "disable_synchronize_execution_providers";
+
+impl RunOptions {
+    /// Whether a run on a GPU's memory is waited for.
+    pub fn waits(options: Option<&Bound<'_, RunOptions>>) -> bool {
+        options.is_none_or(|options| !options.get().is_not_waited_for.load(Ordering::Relaxed))
     }
 }
 
@@ -72,8 +84,24 @@ impl RunOptions {
         }
     }
 
-    /// No key of a run's configuration has a meaning here.
+    /// `disable_synchronize_execution_providers` is 1 for runs on a GPU's memory that are not waited for; no other key of a
+    /// run's configuration has a meaning here.
     fn add_run_config_entry(&self, py: Python<'_>, name: &str, value: &str) -> PyResult<()> {
-        Err(usage(py, &format!("there is no option '{name}' of a run (given as '{value}')")))
+        match (name, value) {
+            (UNSYNCHRONIZED, "0" | "1") => {
+                self.is_not_waited_for.store(value == "1", Ordering::Relaxed);
+                Ok(())
+            }
+            (UNSYNCHRONIZED, _) => Err(usage(py, &format!("{name}: 0 or 1 is expected; '{value}' is given"))),
+            _ => Err(usage(py, &format!("there is no option '{name}' of a run (given as '{value}')"))),
+        }
+    }
+
+    /// The value of a key of the run's configuration.
+    fn get_run_config_entry(&self, py: Python<'_>, name: &str) -> PyResult<&'static str> {
+        match name {
+            UNSYNCHRONIZED => Ok(if self.is_not_waited_for.load(Ordering::Relaxed) { "1" } else { "0" }),
+            _ => Err(usage(py, &format!("there is no option '{name}' of a run"))),
+        }
     }
 }

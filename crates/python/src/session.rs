@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use precast::device_name::resolve_device;
-use precast::{Form, Model, Readiness, Value};
+use precast::{Form, Gpu, Model, OutputMemory, Readiness, Value, run_on_gpu};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 
@@ -19,7 +19,7 @@ use crate::io_binding::IoBinding;
 use crate::model_value::{object_of, value_of};
 use crate::node_arg::{NodeArg, PyModelMetadata};
 use crate::opened_model::{OpenedModel, Opening};
-use crate::ort_value::OrtValue;
+use crate::ort_value::{OrtValue, Place};
 use crate::request::{InputSlot, KnownForm, KnownForms, Request, Unknown};
 use crate::run_options::RunOptions;
 use crate::run_report::PyRunReport;
@@ -54,9 +54,51 @@ enum Places<'py> {
     Values(Vec<Bound<'py, OrtValue>>),
 }
 
+impl Places<'_> {
+    /// Whether an output goes to a GPU.
+    fn are_on_gpu(&self) -> bool {
+        match self {
+            Places::Arrays(_) => false,
+            Places::Values(values) => values.iter().any(|value| value.get().gpu().is_some()),
+        }
+    }
+
+    /// The memory of each output.
+    ///
+    /// # Safety
+    /// The places must outlive what is given, be of the forms of a run, and be used by nobody else.
+    #[allow(unsafe_code, reason = "hands out memory of Python objects to be written")]
+    unsafe fn outputs<'a>(&'a self, known: &'a KnownForm) -> impl Iterator<Item = OutputMemory<'a>> {
+        let (arrays, values): (&[_], &[_]) = match self {
+            Places::Arrays(arrays) => (arrays, &[]),
+            Places::Values(values) => (&[], values),
+        };
+        let arrays = arrays.iter().zip(&known.outputs);
+        // SAFETY: each array was made for this run, has the bytes of its form, and nobody else has it yet.
+        let arrays = arrays.map(|(array, form)| OutputMemory::Host(unsafe { elements_mut(array, form.bytes) }));
+        let values = values.iter().map(|value| match &value.get().place {
+            // SAFETY: the caller gave these values to be written by this run, holds them, and they are of their forms.
+            Place::Host(elements) => OutputMemory::Host(unsafe { elements.as_mut_slice() }),
+            Place::Gpu(memory) => OutputMemory::Gpu(memory),
+        });
+        arrays.chain(values)
+    }
+}
+
 impl Session {
     fn opened(&self) -> &Arc<OpenedModel> {
         self.opened.as_ref().expect("taken out by drop alone")
+    }
+
+    /// The GPU that the model is on, if it is on one.
+    pub fn gpu(&self) -> Option<&Arc<Gpu>> {
+        self.opened().gpu.as_ref()
+    }
+
+    /// Waits for everything that is queued on the session's GPU.
+    pub fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(gpu) = self.gpu() else { return Ok(()) };
+        detached(py, || gpu.synchronize())?.map_err(|error| exception(py, &error))
     }
 
     /// Names of the outputs.
@@ -93,12 +135,12 @@ impl Session {
     }
 
     /// The inputs of a feed.
-    fn gather<'py>(&self, feed: &Bound<'py, PyDict>) -> PyResult<Request<'py>> {
+    fn gather<'py>(&'py self, feed: &Bound<'py, PyDict>) -> PyResult<Request<'py>> {
         let py = feed.py();
-        let mut request = Request::with_capacity(self.slots.len());
+        let mut request = Request::with_capacity(self.slots.len(), self.gpu(), self.refuses_copies);
         for slot in &self.slots {
             match feed.get_item(slot.name.bind(py))? {
-                Some(object) => request.add(slot, object, self.refuses_copies)?,
+                Some(object) => request.add(slot, object)?,
                 None => {
                     self.check_names(feed)?;
                     return Err(usage(py, &format!("input '{}' is not given", slot.name.bind(py))));
@@ -126,6 +168,7 @@ impl Session {
         form: &Arc<Form>,
         request: &Request<'py>,
         places: impl FnOnce(&KnownForm) -> PyResult<Places<'py>>,
+        waits: bool,
         py: Python<'py>,
     ) -> PyResult<Option<Places<'py>>> {
         let known = match self.known.find(form, request, py) {
@@ -134,11 +177,14 @@ impl Session {
             Err(unknown) => return Err(unknown.raise(py)),
         };
         let places = places(&known)?;
-        self.run_into(form, request, &known, &places, py)?;
+        match self.gpu().filter(|_| request.is_on_gpu || places.are_on_gpu()) {
+            Some(gpu) => self.run_on_gpu(form, gpu, request, &known, &places, waits, py)?,
+            None => self.run_into(form, request, &known, &places, py)?,
+        }
         Ok(Some(places))
     }
 
-    #[allow(unsafe_code, reason = "the one place where memory of Python objects is read and written without the lock")]
+    #[allow(unsafe_code, reason = "one of two places where memory of Python objects is used without the lock")]
     fn run_into(
         &self,
         form: &Arc<Form>,
@@ -149,20 +195,37 @@ impl Session {
     ) -> PyResult<()> {
         // SAFETY: the request outlives the run.
         let arguments = unsafe { request.arguments() };
-        let mut outputs: Vec<&mut [u8]> = match places {
-            Places::Arrays(arrays) => {
-                let forms = known.outputs.iter();
-                // SAFETY: each array was made for this run, has the bytes of its form, and nobody else has it yet.
-                arrays.iter().zip(forms).map(|(array, form)| unsafe { elements_mut(array, form.bytes) }).collect()
-            }
-            Places::Values(values) => {
-                let elements = values.iter().map(|value| value.get().elements);
-                // SAFETY: the caller gave these values to be written by this run, holds them, and they are of their forms.
-                elements.map(|elements| unsafe { elements.as_mut_slice() }).collect()
-            }
-        };
+        // SAFETY: the places outlive the run, and were made or given for it.
+        let outputs = unsafe { places.outputs(known) };
+        let mut outputs: Vec<&mut [u8]> = outputs
+            .map(|output| match output {
+                OutputMemory::Host(bytes) => bytes,
+                OutputMemory::Gpu(_) => unreachable!("such a request runs on its GPU"),
+            })
+            .collect();
         let report = detached(py, || form.session().run_into(&arguments, &mut outputs))?;
         let report = report.map_err(|error| exception(py, &error.into()))?;
+        self.keep_report(PyRunReport { report: Some(report), copies: request.copies });
+        Ok(())
+    }
+
+    #[allow(unsafe_code, reason = "one of two places where memory of Python objects is used without the lock")]
+    fn run_on_gpu(
+        &self,
+        form: &Arc<Form>,
+        gpu: &Arc<Gpu>,
+        request: &Request<'_>,
+        known: &KnownForm,
+        places: &Places<'_>,
+        waits: bool,
+        py: Python<'_>,
+    ) -> PyResult<()> {
+        // SAFETY: the request outlives the run.
+        let inputs = unsafe { request.gpu_inputs() };
+        // SAFETY: the places outlive the run, and were made or given for it.
+        let mut outputs: Vec<OutputMemory<'_>> = unsafe { places.outputs(known) }.collect();
+        let report = detached(py, || run_on_gpu(form.session(), gpu, &inputs, &mut outputs, waits))?;
+        let report = report.map_err(|error| exception(py, &error))?;
         self.keep_report(PyRunReport { report: Some(report), copies: request.copies });
         Ok(())
     }
@@ -203,17 +266,25 @@ impl Session {
     }
 
     /// Runs what is bound.
-    pub fn run_bound(&self, py: Python<'_>, binding: &IoBinding) -> PyResult<()> {
+    pub fn run_bound(&self, py: Python<'_>, binding: &IoBinding, waits: bool) -> PyResult<()> {
         let inputs = binding.inputs(py, self)?;
         if let Some(form) = self.opened().form() {
-            let mut request = Request::with_capacity(self.slots.len());
+            let mut request = Request::with_capacity(self.slots.len(), self.gpu(), self.refuses_copies);
             for slot in &self.slots {
                 let position = self.input_position(py, slot.name.bind(py))?;
-                request.add_value(slot, inputs[position].bind(py));
+                request.add_value(slot, inputs[position].bind(py))?;
             }
-            let places = |known: &KnownForm| Ok(Places::Values(binding.places(py, self, known)?));
-            if let Some(Places::Values(values)) = self.run_request(form, &request, places, py)? {
-                binding.keep(values);
+            let inputs_on = self.gpu().filter(|_| request.is_on_gpu);
+            let mut bound = Vec::new();
+            let places = |known: &KnownForm| {
+                bound = binding.places(py, self, known, inputs_on)?;
+                Ok(Places::Values(self.reachable(py, &bound)?))
+            };
+            if let Some(Places::Values(written)) = self.run_request(form, &request, places, waits, py)? {
+                for (value, written) in bound.iter().zip(&written).filter(|(value, written)| !value.is(*written)) {
+                    value.get().copy_from(py, written.get())?;
+                }
+                binding.keep(bound);
                 return Ok(());
             }
         }
@@ -224,13 +295,26 @@ impl Session {
         binding.keep_values(py, self, &self.run_by_values(&feed)?)
     }
 
+    /// The same values, with new ones on the host for those on GPUs that the session does not run on.
+    fn reachable<'py>(&self, py: Python<'py>, values: &[Bound<'py, OrtValue>]) -> PyResult<Vec<Bound<'py, OrtValue>>> {
+        let is_here = |gpu: &Arc<Gpu>| self.gpu().is_some_and(|own| Arc::ptr_eq(own, gpu));
+        let reachable = |value: &Bound<'py, OrtValue>| match value.get().gpu() {
+            Some(gpu) if !is_here(gpu) => {
+                let held = value.get();
+                Bound::new(py, OrtValue::empty(py, held.dtype, &held.shape)?)
+            }
+            Some(_) | None => Ok(value.clone()),
+        };
+        values.iter().map(reachable).collect()
+    }
+
     /// All outputs as objects.
-    fn run_all<'py>(&self, feed: &Bound<'py, PyDict>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    fn run_all<'py>(&'py self, feed: &Bound<'py, PyDict>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let py = feed.py();
         if let Some(form) = self.opened().form() {
             let request = self.gather(feed)?;
             let places = |known: &KnownForm| self.new_arrays(py, known);
-            if let Some(Places::Arrays(arrays)) = self.run_request(form, &request, places, py)? {
+            if let Some(Places::Arrays(arrays)) = self.run_request(form, &request, places, true, py)? {
                 return Ok(arrays);
             }
         }
@@ -324,7 +408,7 @@ impl Session {
     /// Runs the model: the outputs of these names, in order, or all of them.
     #[pyo3(signature = (output_names, input_feed, run_options = None))]
     fn run<'py>(
-        &self,
+        &'py self,
         py: Python<'py>,
         output_names: Option<&Bound<'py, PyAny>>,
         input_feed: &Bound<'py, PyDict>,
@@ -354,7 +438,7 @@ impl Session {
         for (name, value) in input_dict_ort_values {
             binding.bind_ortvalue_input(py, name.cast::<PyString>()?, value.cast::<OrtValue>()?)?;
         }
-        session.run_bound(py, &binding)?;
+        session.run_bound(py, &binding, true)?;
         let outputs = binding.get_outputs(py)?;
         match wanted {
             None => Ok(outputs),
@@ -374,7 +458,7 @@ impl Session {
         run_options: Option<&Bound<'_, RunOptions>>,
     ) -> PyResult<()> {
         RunOptions::check(py, run_options)?;
-        self.run_bound(py, iobinding.get())
+        self.run_bound(py, iobinding.get(), RunOptions::waits(run_options))
     }
 
     /// A new binding of inputs and outputs to memory.

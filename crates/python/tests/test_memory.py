@@ -124,8 +124,8 @@ def test_bindings_that_do_not_fit_say_why(linear):
     binding.bind_ortvalue_output("y", precast.OrtValue.ortvalue_from_shape_and_type([3, 3], numpy.float32))
     with pytest.raises(precast.UsageError, match=r"output 'y' is bound to f32\[3, 3\]; this run gives f32\[2, 3\]"):
         session.run_with_iobinding(binding)
-    with pytest.raises(precast.UsageError, match="cuda:0"):
-        binding.bind_output("y", "cuda", 0)
+    with pytest.raises(precast.DeviceError, match="there is no device 'cuda:99'|the cuda driver is not here"):
+        binding.bind_output("y", "cuda", 99)
     binding.clear_binding_outputs()
     session.run_with_iobinding(binding)
     binding.clear_binding_inputs()

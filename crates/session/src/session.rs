@@ -90,6 +90,18 @@ pub(crate) enum Prepared {
     Answered(Vec<Tensor>, RunReport),
 }
 
+/// Element types and shapes of the outputs of what a request runs on.
+fn forms_of(prepared: Prepared) -> Vec<(DType, Vec<usize>)> {
+    match prepared {
+        Prepared::Bound(binding, ..) => {
+            binding.outputs.iter().map(|output| (output.dtype, output.shape.clone())).collect()
+        }
+        Prepared::Answered(tensors, _) => {
+            tensors.iter().map(|tensor| (tensor.dtype(), tensor.shape().to_vec())).collect()
+        }
+    }
+}
+
 impl Session {
     /// Opens a model. By `options.startup` Buckets are loaded, and compiled where the cache does not have them. Dropping the
     /// Session gives up compiles that have not begun, and waits until what was compiled is published.
@@ -235,14 +247,17 @@ impl Session {
 
     /// Element types and shapes of the outputs of a request with these inputs.
     pub fn output_forms(&self, inputs: &[Argument<'_>]) -> Result<Vec<(DType, Vec<usize>)>, SessionError> {
-        Ok(match self.inner.prepare(inputs)? {
-            Prepared::Bound(binding, ..) => {
-                binding.outputs.iter().map(|output| (output.dtype, output.shape.clone())).collect()
-            }
-            Prepared::Answered(tensors, _) => {
-                tensors.iter().map(|tensor| (tensor.dtype(), tensor.shape().to_vec())).collect()
-            }
-        })
+        Ok(forms_of(self.inner.prepare(inputs)?))
+    }
+
+    /// Element types and shapes of the outputs of a request whose inputs, of these forms, lie on a device.
+    pub fn output_forms_on_device(
+        &self,
+        inputs: &[(DType, &[usize])],
+    ) -> Result<Vec<(DType, Vec<usize>)>, SessionError> {
+        let unread: Vec<Argument<'_>> =
+            inputs.iter().map(|&(dtype, shape)| Argument { dtype, shape, bytes: &[] }).collect();
+        Ok(forms_of(self.inner.prepare_for(&unread, Residence::Device)?))
     }
 
     /// Queues a request that a thread of the Session runs.

@@ -42,6 +42,7 @@ class RunOptions:
     logid: str
     only_execute_path_to_fetches: bool
     def add_run_config_entry(self, name: str, value: str) -> None: ...
+    def get_run_config_entry(self, name: str) -> str: ...
 
 @final
 class RunReport:
@@ -91,7 +92,7 @@ class OrtValue:
     def __dlpack__(
         self,
         *,
-        stream: Any = None,
+        stream: int | None = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
