@@ -7,10 +7,15 @@ use anyhow::{Context, Result, ensure};
 
 use crate::paths;
 
-/// Builds with these arguments of `cargo build` and finds the library of this file name among what was built.
-pub fn built_library(arguments: &[&str], name: &str) -> Result<PathBuf> {
+/// `cargo build`, to be given to `built_library`.
+pub fn cargo_build(arguments: &[&str]) -> Command {
     let mut command = Command::new("cargo");
     command.args(["build", "--quiet", "--message-format=json"]).args(arguments);
+    command
+}
+
+/// Runs a build that tells about itself in JSON, and finds the library of this file name among what was built.
+pub fn built_library(command: &mut Command, name: &str) -> Result<PathBuf> {
     let output = command.current_dir(paths::root()).output()?;
     ensure!(output.status.success(), "{name} does not build:\n{}", String::from_utf8_lossy(&output.stderr));
     let lines = String::from_utf8_lossy(&output.stdout).into_owned();

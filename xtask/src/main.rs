@@ -24,6 +24,7 @@ mod llama_folder;
 mod manifest;
 mod measure;
 mod models;
+mod older_systems;
 mod onnxruntime;
 mod opened;
 mod openvino;

@@ -10,10 +10,11 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::Serialize;
 
-use crate::built::built_library;
+use crate::built::{built_library, cargo_build};
 use crate::inputs::Named;
 use crate::manifest::{self, ModelEntry};
 use crate::models::{BATCHES, BatchReport, compare_outputs};
+use crate::older_systems::{OLDEST, OLDEST_MINOR, library_for_older_systems};
 use crate::ranked::Ranking;
 use crate::{fetch, inputs, onnxruntime, paths, venv};
 
@@ -28,6 +29,8 @@ const MODELS_SCRIPT: &str = include_str!("../python/ort_ep_models.py");
 const TEST_SCRIPT: &str = include_str!("../python/ort_ep_test.py");
 const RUN_SCRIPT: &str = include_str!("../python/ort_ep_run.py");
 const GENAI_SCRIPT: &str = include_str!("../python/ort_ep_genai.py");
+/// File name of the plugin.
+const LIBRARY: &str = "libprecast_ort_ep.so";
 const WHEEL_SCRIPT: &str = include_str!("../python/ort_ep_wheel.py");
 
 /// Arguments of `cargo xtask ort-ep`.
@@ -42,6 +45,9 @@ pub struct OrtEpArguments {
     /// Only pack the wheel; its path is printed.
     #[arg(long)]
     wheel: bool,
+    /// Build for systems with an older C library than this one, as wheels are given to others.
+    #[arg(long)]
+    manylinux: bool,
     /// Print the results of --models as one line of JSON.
     #[arg(long)]
     json: bool,
@@ -49,9 +55,14 @@ pub struct OrtEpArguments {
 
 /// Checks the provider.
 pub fn run(arguments: &OrtEpArguments) -> Result<()> {
-    let library = build_library()?;
+    let library = match arguments.manylinux {
+        true => library_for_older_systems("precast-ort-ep", LIBRARY)?,
+        false => build_library()?,
+    };
     if arguments.wheel {
-        println!("{}", pack_wheel(&library, &paths::cache())?.display());
+        let wheel = pack_wheel(&library, &paths::cache())?;
+        check_tag(&wheel, arguments.manylinux)?;
+        println!("{}", wheel.display());
         return Ok(());
     }
     if arguments.models {
@@ -60,6 +71,7 @@ pub fn run(arguments: &OrtEpArguments) -> Result<()> {
     let work = work_folder()?;
     let models = write_models(work.path())?;
     let wheel = pack_wheel(&library, work.path())?;
+    check_tag(&wheel, arguments.manylinux)?;
     for version in VERSIONS {
         run_tests(&models, &wheel, version)?;
     }
@@ -69,7 +81,7 @@ pub fn run(arguments: &OrtEpArguments) -> Result<()> {
 /// The plugin. It is built beside this program, whose features its parts then have, so that they are compiled once.
 pub fn build_library() -> Result<PathBuf> {
     let packages = ["--release", "--package", "xtask", "--package", "precast-ort-ep"];
-    built_library(&packages, "libprecast_ort_ep.so")
+    built_library(&mut cargo_build(&packages), LIBRARY)
 }
 
 /// A folder for what a run writes, which goes when it ends.
@@ -107,7 +119,7 @@ fn run_tests(models: &Path, wheel: &Path, version: &str) -> Result<()> {
     let packages = work.path().join("packages");
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target"];
     venv::call(Command::new(&python).args(install).arg(&packages).arg(wheel))?;
-    let library = packages.join("onnxruntime_ep_precast").join("libprecast_ort_ep.so");
+    let library = packages.join("onnxruntime_ep_precast").join(LIBRARY);
     let script = write_script(work.path(), "ort_ep_test.py", TEST_SCRIPT)?;
     let mut command = Command::new(python);
     command.arg(script).arg(library).arg(models).arg(work.path()).env("PYTHONPATH", &packages);
@@ -140,6 +152,15 @@ fn pack_wheel(library: &Path, folder: &Path) -> Result<PathBuf> {
     let output = command.arg(env!("CARGO_PKG_VERSION")).arg(folder).output()?;
     ensure!(output.status.success(), "the wheel: {}", String::from_utf8_lossy(&output.stderr));
     Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim()))
+}
+
+/// A wheel for older systems has no symbol that they have not; its tag names the newest that it has.
+fn check_tag(wheel: &Path, is_for_older_systems: bool) -> Result<()> {
+    let name = wheel.file_name().unwrap_or_default().to_string_lossy();
+    let minor = name.split("manylinux_2_").nth(1).and_then(|rest| rest.split('_').next()?.parse::<u32>().ok());
+    let is_older = minor.is_some_and(|minor| minor <= OLDEST_MINOR);
+    ensure!(!is_for_older_systems || is_older, "the wheel is '{name}'; one for {OLDEST} was expected");
+    Ok(())
 }
 
 /// How one model did on one version.

@@ -8,7 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::built::built_library;
+use crate::built::{built_library, cargo_build};
+use crate::older_systems::{OLDEST, name_zig, python_with_zig};
 use crate::paths;
 use crate::venv::{call, python_with};
 
@@ -16,10 +17,6 @@ use crate::venv::{call, python_with};
 const REQUIREMENTS: &str = include_str!("../python/requirements_python.txt");
 /// What the tests on a cluster use.
 const RAY_REQUIREMENTS: &str = include_str!("../python/requirements_ray.txt");
-/// What builds a wheel for systems older than this one.
-const ZIG_REQUIREMENTS: &str = "maturin>=1.9,<2\nziglang>=0.15,<1\n";
-/// The oldest systems that such a wheel is installed on; maturin looks for symbols that they have not.
-const OLDEST: &str = "manylinux_2_28";
 /// A first script, as somebody who comes from onnxruntime writes it.
 const TUTORIAL: &str = include_str!("../python/tutorial.py");
 
@@ -63,7 +60,8 @@ pub fn run(arguments: &PythonArguments) -> Result<()> {
 /// The tests of memory on a GPU, on a driver that needs none.
 fn test_on_fake_gpu(python: &Path, package: &Path) -> Result<()> {
     eprintln!("tensors on a GPU, with the fake driver");
-    let library = built_library(&["--package", "precast-fake-driver"], "libprecast_fake_driver.so")?;
+    let mut build = cargo_build(&["--package", "precast-fake-driver"]);
+    let library = built_library(&mut build, "libprecast_fake_driver.so")?;
     let folder = paths::cache().join("fake-driver");
     fs::create_dir_all(&folder)?;
     // One file under both names, so that the loader opens one library, which is its own compiler.
@@ -108,10 +106,9 @@ fn build_wheel() -> Result<PathBuf> {
     build_wheel_with(&python, &[], "wheels")
 }
 
-/// Builds the wheel against the C library of older systems, which zig has the names of. Nothing is shared with other builds, so
-/// this takes as long as building everything.
+/// Builds the wheel against the C library of older systems; maturin looks for symbols that they have not.
 fn build_wheel_for_older_systems() -> Result<PathBuf> {
-    let python = python_with("venv-zig", ZIG_REQUIREMENTS)?;
+    let python = python_with_zig()?;
     let wheel = build_wheel_with(&python, &["--zig", "--compatibility", OLDEST], "wheels-manylinux")?;
     let name = wheel.file_name().unwrap_or_default().to_string_lossy();
     ensure!(name.contains(OLDEST), "the wheel is '{name}'; one for {OLDEST} was expected");
@@ -129,8 +126,8 @@ fn build_wheel_with(python: &Path, more: &[&str], folder: &str) -> Result<PathBu
     let manifest = package().join("Cargo.toml");
     let mut command = Command::new(python);
     command.args(build).arg(&folder).args(more).arg("--manifest-path").arg(manifest);
-    // Which Python has zig, where it is asked for.
-    call(command.env("CARGO_ZIGBUILD_PYTHON_PATH", python))?;
+    // Used where zig is asked for.
+    call(name_zig(&mut command, python))?;
     let mut wheels = fs::read_dir(&folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
     wheels.retain(|path| path.extension().is_some_and(|extension| extension == "whl"));
     wheels.pop().with_context(|| format!("maturin left no wheel in '{}'", folder.display()))

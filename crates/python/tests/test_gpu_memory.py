@@ -12,14 +12,16 @@ from onnx import TensorProto, helper
 from conftest import save
 
 pytestmark = pytest.mark.skipif("cuda:0" not in precast.get_available_providers(), reason="there is no GPU")
-torch = None
 try:
     import torch
-
-    has_torch = torch.cuda.is_available()
 except ImportError:
-    has_torch = False
-with_torch = pytest.mark.skipif(not has_torch, reason="there is no torch with a GPU")
+    torch = None
+try:
+    import cupy
+except ImportError:
+    cupy = None
+with_torch = pytest.mark.skipif(torch is None or not torch.cuda.is_available(), reason="there is no torch with a GPU")
+with_cupy = pytest.mark.skipif(cupy is None, reason="there is no cupy")
 
 
 def rows(count, seed=0):
@@ -354,3 +356,30 @@ def test_half_precision_of_torch_is_read_in_place(models):
         x = torch.arange(9, device="cuda", dtype=dtype)
         (y,) = session.run_with_ort_values(None, {"x": precast.OrtValue.from_dlpack(x)})
         assert (torch.from_dlpack(y) == x * x).all()
+
+
+@with_cupy
+def test_arrays_of_cupy_stay_on_the_gpu(session, expected):
+    x = cupy.asarray(rows(11))
+    value = precast.OrtValue.from_dlpack(x)
+    assert value.data_ptr() == x.data.ptr
+    (y,) = session.run_with_ort_values(None, {"x": value})
+    seen = cupy.from_dlpack(y)
+    assert seen.data.ptr == y.data_ptr()
+    near(cupy.asnumpy(seen), expected(cupy.asnumpy(x)))
+    near(session.run(None, {"x": x})[0], expected(cupy.asnumpy(x)))
+    with pytest.raises(precast.UsageError, match="row-major"):
+        session.run(None, {"x": cupy.asfortranarray(x)})
+
+
+@with_torch
+def test_memory_of_torch_is_let_go_with_the_value(session):
+    """Torch's own count of its memory says who holds it."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    value = precast.OrtValue.from_dlpack(torch.zeros(1 << 20, device="cuda"))
+    gc.collect()
+    assert torch.cuda.memory_allocated() - before == 4 << 20
+    del value
+    gc.collect()
+    assert torch.cuda.memory_allocated() == before
