@@ -68,12 +68,25 @@ impl DeviceMemory for GpuMemory {
 /// A stream of a GPU that a caller works on.
 pub struct GpuStream {
     stream: Stream,
+    /// Whether what it is given later waits for a run that joins it.
+    is_held_up: bool,
 }
 
 impl GpuStream {
     /// The stream that others work on where they name none.
     pub fn legacy(device: &Device) -> GpuStream {
-        GpuStream { stream: Stream::legacy(device) }
+        GpuStream { stream: Stream::legacy(device), is_held_up: true }
+    }
+
+    /// The same for runs that somebody waits for: they begin behind it, and it does not wait for them, so that several of
+    /// them run at once.
+    pub fn legacy_before(device: &Device) -> GpuStream {
+        GpuStream { stream: Stream::legacy(device), is_held_up: false }
+    }
+
+    /// Whether what it is given later waits for a run that joins it.
+    pub(crate) fn is_held_up(&self) -> bool {
+        self.is_held_up
     }
 
     /// The driver's stream.
@@ -89,7 +102,7 @@ impl GpuStream {
 
 impl From<Stream> for GpuStream {
     fn from(stream: Stream) -> GpuStream {
-        GpuStream { stream }
+        GpuStream { stream, is_held_up: true }
     }
 }
 

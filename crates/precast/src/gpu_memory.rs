@@ -27,6 +27,8 @@ pub struct Gpu {
     device: Device,
     /// The stream that other libraries order their work by.
     stream: GpuStream,
+    /// The same for runs that are waited for.
+    stream_before: GpuStream,
     idle: Mutex<Idle>,
 }
 
@@ -61,8 +63,8 @@ impl Gpu {
 
     /// A GPU of a driver that the caller opened.
     pub fn on(name: DeviceName, device: Device) -> Gpu {
-        let stream = GpuStream::legacy(&device);
-        Gpu { name, device, stream, idle: Mutex::default() }
+        let (stream, stream_before) = (GpuStream::legacy(&device), GpuStream::legacy_before(&device));
+        Gpu { name, device, stream, stream_before, idle: Mutex::default() }
     }
 
     /// Its name.
@@ -75,9 +77,10 @@ impl Gpu {
         &self.device
     }
 
-    /// The stream that other libraries order their work by.
-    pub fn default_stream(&self) -> &dyn DeviceStream {
-        &self.stream
+    /// The stream that other libraries order their work by. A run that is waited for begins behind its work; one that is not
+    /// also ends before what the stream is given later.
+    pub(crate) fn default_stream(&self, waits: bool) -> &dyn DeviceStream {
+        if waits { &self.stream_before } else { &self.stream }
     }
 
     /// Waits for what others have queued on the default stream.

@@ -83,8 +83,9 @@ pub fn run_on_gpu(
             DevicePlace { memory: either(own, copy), start: 0 }
         })
         .collect();
-    let (report, end) = session.submit_on_device(&arguments, &places, Some(gpu.default_stream()))?;
-    if !waits && copies.iter().all(Option::is_none) {
+    let waits = waits || copies.iter().any(Option::is_some);
+    let (report, end) = session.submit_on_device(&arguments, &places, Some(gpu.default_stream(waits)))?;
+    if !waits {
         note_use(inputs, outputs, &end);
         return Ok(report);
     }

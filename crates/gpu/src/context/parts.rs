@@ -217,8 +217,11 @@ impl Parts {
         self.stream.wait(&self.entered)
     }
 
-    /// Lets what a caller's stream is given later wait for the runs so far.
+    /// Lets what a caller's stream is given later wait for the runs so far, unless the caller waits for them.
     pub(super) fn let_wait(&mut self, stream: &GpuStream) -> Result<(), DriverError> {
+        if !stream.is_held_up() {
+            return Ok(());
+        }
         self.mark()?;
         stream.stream().wait(&self.done.event)
     }
