@@ -22,6 +22,7 @@ pub trait KernelCompiler: Send + Sync {
 pub struct RuntimeCompiler {
     compiler: Compiler,
     version: String,
+    options: Vec<&'static str>,
 }
 
 impl RuntimeCompiler {
@@ -37,7 +38,8 @@ impl RuntimeCompiler {
             precast_driver::Vendor::Cuda => "nvrtc",
             precast_driver::Vendor::Hip => "hiprtc",
         };
-        Ok(RuntimeCompiler { compiler, version: format!("{name}{major}.{minor}") })
+        let options = options(compiler.vendor(), (major, minor));
+        Ok(RuntimeCompiler { compiler, version: format!("{name}{major}.{minor}"), options })
     }
 }
 
@@ -53,8 +55,26 @@ impl KernelCompiler for RuntimeCompiler {
             precast_driver::Vendor::Cuda => None,
             precast_driver::Vendor::Hip => Some(HIPRTC.lock().unwrap_or_else(|poisoned| poisoned.into_inner())),
         };
-        self.compiler.compile(text, "kernel", arch, &["-std=c++17"]).map_err(|error| error.to_string())
+        self.compiler.compile(text, "kernel", arch, &self.options).map_err(|error| error.to_string())
     }
+}
+
+/// What a compiler of this version is told beside the architecture.
+fn options(vendor: precast_driver::Vendor, version: (i32, i32)) -> Vec<&'static str> {
+    let mut options = vec!["-std=c++17"];
+    if vendor == precast_driver::Vendor::Cuda {
+        // Texts have functions that a kernel does not use; a warning for each takes longer than reading them.
+        options.push("--disable-warnings");
+        // NVRTC reads texts one after the other: no textures and no runtime for devices, which no kernel has, make that shorter.
+        if version >= (12, 4) {
+            options.push("--minimal");
+        }
+        // What NVRTC finds in its own cache comes one after the other too, and ours has it already.
+        if version >= (12, 9) {
+            options.push("--no-cache");
+        }
+    }
+    options
 }
 
 /// Keeps machine code by what it was made from, across models and processes.

@@ -14,6 +14,8 @@ pub const MATRIX: &str = include_str!("text/matrix.h");
 pub const PRODUCT_SOURCES: &str = include_str!("text/tile_sources.h");
 /// Windows of convolutions as operands of products.
 pub const PRODUCT_WINDOWS: &str = include_str!("text/window_rows.h");
+/// Division by a parameter of a kernel.
+pub const DIVISOR: &str = include_str!("text/divisor.h");
 /// The first elements of a long line in order.
 pub const TOPK_SELECT: &str = include_str!("text/topk_select.h");
 /// How tiles of 16-bit operands come to shared memory.

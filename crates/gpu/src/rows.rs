@@ -27,31 +27,36 @@ pub(crate) const KERNEL_COPY_BYTES_MAX: usize = 128 << 10;
 /// The kernels, after the prelude. Rows beyond the source's are copies of its last.
 pub(crate) fn text() -> String {
     format!(
-        r#"template <class T> DEVICE void move_unit(u64 from, u64 to) {{ *(T *)to = *(const T *)from; }}
-KERNEL_FLAT({ENTRY}, {THREADS}, const u64 *moves) {{
-    start_next();
-    wait_for_last();
-    const u64 *move = moves + (u64)blockIdx.y * {MOVE_WORDS};
+        r#"template <class T> DEVICE void move_units(const u64 (&move)[{MOVE_WORDS}]) {{
     u32 total = (u32)move[2], unit_log = (u32)move[3], item_units = (u32)move[4];
     for (u32 at = blockIdx.x * {THREADS}u + threadIdx.x; at < total; at += gridDim.x * {THREADS}u) {{
         u32 rest = at / item_units;
         u64 inside = (u64)(at - rest * item_units) << unit_log;
         u64 from = move[0] + inside, to = move[1] + inside;
-        for (int axis = {AXES_MAX} - 1; axis >= 0; axis--) {{
-            const u64 *words = move + 5 + 4 * axis;
-            u32 count = (u32)words[0], extent = (u32)words[1];
+        UNROLL for (int axis = {AXES_MAX} - 1; axis >= 0; axis--) {{
+            u32 count = (u32)move[5 + 4 * axis], extent = (u32)move[6 + 4 * axis];
             if (extent == 1) continue;
-            u32 item = rest % extent;
-            rest /= extent;
-            from += (item < count ? item : count - 1) * words[2];
-            to += item * words[3];
+            u32 outer = rest / extent, item = rest - outer * extent;
+            rest = outer;
+            from += (item < count ? item : count - 1) * move[7 + 4 * axis];
+            to += item * move[8 + 4 * axis];
         }}
-        if (unit_log == 4) move_unit<Vec<u32, 4>>(from, to);
-        else if (unit_log == 3) move_unit<u64>(from, to);
-        else if (unit_log == 2) move_unit<u32>(from, to);
-        else if (unit_log == 1) move_unit<u16>(from, to);
-        else move_unit<u8>(from, to);
+        *(T *)to = *(const T *)from;
     }}
+}}
+KERNEL_FLAT({ENTRY}, {THREADS}, const u64 *moves) {{
+    start_next();
+    // The table was written before the first launch of the run, so it can be read while the last one still runs; and all of it
+    // at once, since each read that waits for another costs as much as the move itself.
+    u64 move[{MOVE_WORDS}];
+    UNROLL for (int word = 0; word < {MOVE_WORDS}; word++) move[word] = moves[blockIdx.y * {MOVE_WORDS} + word];
+    wait_for_last();
+    u32 unit_log = (u32)move[3];
+    if (unit_log == 4) move_units<Vec<u32, 4>>(move);
+    else if (unit_log == 3) move_units<u64>(move);
+    else if (unit_log == 2) move_units<u32>(move);
+    else if (unit_log == 1) move_units<u16>(move);
+    else move_units<u8>(move);
 }}
 KERNEL_FLAT({COPY_ENTRY}, {THREADS}, const Vec<u32, 4> *from, Vec<u32, 4> *to, u64 count) {{
     start_next();

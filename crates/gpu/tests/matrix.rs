@@ -184,6 +184,30 @@ fn every_tactic_of_a_convolution() {
     check_tactics(&cases);
 }
 
+/// A convolution, channels last, of channel counts that kernels take as parameters.
+fn conv_of_whole_channels(x: [usize; 4], out_channels: usize, kernel: usize, stride: usize) -> Case {
+    let filter = random(DType::F16, &[out_channels, x[1], kernel, kernel], 2);
+    let bias = random(DType::F16, &[out_channels], 3);
+    let op = conv(stride, [kernel / 2; 2], 1, 1, 2);
+    constant_conv(op, &random(DType::F16, &x, 1), filter, Some(bias)).channels_last()
+}
+
+#[test]
+fn convolutions_of_whole_channels_take_their_sizes_as_parameters() {
+    check_tactics(&[
+        conv_of_whole_channels([2, 64, 3, 5], 128, 3, 1),
+        conv_of_whole_channels([1, 128, 5, 4], 64, 1, 1),
+    ]);
+    let others = [
+        conv_of_whole_channels([1, 128, 6, 7], 64, 3, 2),
+        conv_of_whole_channels([3, 64, 9, 4], 64, 1, 2),
+        conv_of_whole_channels([1, 192, 1, 3], 128, 3, 1),
+        conv_of_whole_channels([2, 64, 1, 1], 192, 1, 1),
+    ];
+    check(&others, LARGE);
+    check(&others, INDIRECT);
+}
+
 #[test]
 fn products_of_few_rows() {
     let mut cases = Vec::new();
@@ -398,4 +422,17 @@ fn buckets_share_their_kernels() {
         assert_eq!(texts(&rows(40), name), texts(&rows(130), name));
         assert_eq!(texts(&images(1), name), texts(&images(7), name));
     }
+}
+
+#[test]
+fn convolutions_of_other_sizes_share_their_kernels() {
+    for (kernel, stride) in [(1, 1), (3, 1), (3, 2), (1, 2)] {
+        let one = conv_of_whole_channels([1, 128, 8, 6], 128, kernel, stride);
+        let other = conv_of_whole_channels([4, 256, 5, 9], 64, kernel, stride);
+        for name in ["mma.64x64x64", "mma.32x32x64k4.cluster2", "wgmma.128x128x64s6"] {
+            assert_eq!(texts(&one, name), texts(&other, name), "{name}");
+        }
+    }
+    let small = |channels: usize| conv_of_whole_channels([1, channels, 8, 6], 64, 3, 1);
+    assert_ne!(texts(&small(16), "mma.64x64x64"), texts(&small(32), "mma.64x64x64"), "small ones have their own");
 }

@@ -6,7 +6,7 @@ use precast_ir::Op;
 use precast_ir::op::Conv;
 use precast_tensor::{DType, Dim, Tensor};
 
-use crate::kernel::{Lowered, Operand, PRODUCT_WINDOWS, Vendor};
+use crate::kernel::{Lowered, Operand, Vendor};
 use crate::ops::epilogue::{Coordinates, Epilogue, Root};
 use crate::ops::offsets::common_width;
 use crate::ops::product::{Product, Side};
@@ -58,6 +58,14 @@ pub(crate) struct ConvSizes {
     pub dilation: [usize; 3],
     /// Strides of x: image, channel, then space.
     pub x_strides: [usize; 5],
+}
+
+/// The windows of a convolution as one operand of a product.
+#[derive(Clone, Debug)]
+pub(crate) struct Windows {
+    pub sizes: ConvSizes,
+    /// Whether the inner axis runs over channels, then taps.
+    pub is_channels_first: bool,
 }
 
 /// Three spatial numbers, `missing` in place of those that are not there.
@@ -148,19 +156,26 @@ impl ConvSizes {
         self.taps() == 1 && self.stride == [1; 3] && self.pad == [0; 3] && self.input == self.output
     }
 
-    /// The numbers as constants of the text.
-    pub fn constants(&self) -> String {
+    /// How windows lie, as constants of a text.
+    pub fn fixed_constants(&self) -> String {
         let mut text = String::new();
         let mut axes = |name: &str, list: [usize; 3]| {
             let [d, h, w] = list;
             let _ = writeln!(text, "constexpr int {name}_D = {d}, {name}_H = {h}, {name}_W = {w};");
         };
-        axes("IN", self.input);
-        axes("OUT", self.output);
         axes("KERNEL", self.kernel);
         axes("STRIDE", self.stride);
         axes("PAD", self.pad);
         axes("DILATION", self.dilation);
+        text
+    }
+
+    /// The other numbers as constants of a text.
+    pub fn size_constants(&self) -> String {
+        let mut text = String::new();
+        for (name, [d, h, w]) in [("IN", self.input), ("OUT", self.output)] {
+            let _ = writeln!(text, "constexpr int {name}_D = {d}, {name}_H = {h}, {name}_W = {w};");
+        }
         let [n, c, d, h, w] = self.x_strides;
         let _ = writeln!(text, "constexpr i64 X_N = {n};");
         let _ = writeln!(text, "constexpr int X_C = {c}, X_D = {d}, X_H = {h}, X_W = {w};");
@@ -216,13 +231,12 @@ pub(crate) fn product(root: &Root, sizes: &ConvSizes) -> Option<Product> {
     let a_start = format!("z * {}", group_channels * sizes.x_strides[1]);
     let a_vec = sizes.window_vec(is_last);
     let is_matrix = sizes.is_channels_last() && sizes.is_pointwise();
-    let mut constants = String::new();
+    let mut windows = None;
     let a = if is_matrix {
         Side::matrix(a_operand, true, a_vec, sizes.channels, a_start)
     } else {
-        constants = format!("{}constexpr bool CHANNELS_FIRST = {};\n{PRODUCT_WINDOWS}", sizes.constants(), !is_last);
-        let source = "WindowRows<T, ROWS>".to_string();
-        Side { operand: a_operand, is_by_rows: true, vec: a_vec, source, start: a_start }
+        windows = Some(Windows { sizes: sizes.clone(), is_channels_first: !is_last });
+        Side { operand: a_operand, is_by_rows: true, vec: a_vec, pitch: 0, start: a_start }
     };
     let coordinates = coordinates(root);
     let epilogue = epilogue(root, &coordinates)?;
@@ -239,7 +253,7 @@ pub(crate) fn product(root: &Root, sizes: &ConvSizes) -> Option<Product> {
         b_constant: None,
         b_pitch: pitch,
         is_a_along_k: is_last,
-        constants,
+        windows,
         coordinates,
         epilogue,
         packed,

@@ -9,6 +9,7 @@ use crate::kernel::{CONV_DEPTHWISE, Launch, Lowered, Operand, PRODUCT_FINISH};
 use crate::ops::conv::{ConvSizes, coordinates, epilogue};
 use crate::ops::epilogue::Root;
 use crate::ops::offsets::common_width;
+use crate::ops::product::PLACE;
 
 /// Threads of a block.
 const THREADS: u32 = 128;
@@ -45,10 +46,12 @@ pub(crate) fn lower(root: &Root, sizes: &ConvSizes) -> Option<Lowered> {
     let _ = writeln!(text, "constexpr int N = {channels}, SPLITS = 1, WIDTH = {width}, MULTIPLE = {multiple};");
     let _ = writeln!(text, "constexpr bool Z_IS_GROUP = true, ALONG_ROWS = {along_rows};");
     let _ = writeln!(text, "constexpr int FILTER_CHANNEL = {filter_channel}, FILTER_TAP = {filter_tap};");
-    let _ = writeln!(text, "DEVICE i64 place(i64 row, int column) {{ return {}; }}", coordinates.place());
+    text.push_str("struct Sizes {};\n");
+    let _ = writeln!(text, "{PLACE} {{ return {}; }}", coordinates.place());
     text.push_str(&epilogue.text);
     text.push_str(PRODUCT_FINISH);
-    text.push_str(&sizes.constants());
+    text.push_str(&sizes.fixed_constants());
+    text.push_str(&sizes.size_constants());
     text.push_str(CONV_DEPTHWISE);
     let mut operands = vec![Operand::Read(inputs[0] as u32), filter_operand];
     operands.extend(epilogue.operands.iter().map(|(operand, _)| *operand));

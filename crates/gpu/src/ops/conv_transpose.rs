@@ -9,6 +9,7 @@ use crate::element::memory_type;
 use crate::kernel::{CONV_TRANSPOSE, Launch, Lowered, Operand, PRODUCT_FINISH};
 use crate::ops::conv::{ConvSizes, coordinates, epilogue, five, space};
 use crate::ops::epilogue::Root;
+use crate::ops::product::PLACE;
 
 /// Threads of a block.
 const THREADS: u32 = 128;
@@ -49,10 +50,12 @@ pub(crate) fn lower(root: &Root, op: &ConvTranspose) -> Option<Lowered> {
     let [c, o, taps] = [strides[0], strides[1], if strides[1] == 1 && filter[1] > 1 { filter[1] } else { 1 }];
     let _ = writeln!(text, "constexpr i64 FILTER_C = {c}, FILTER_O = {o}, FILTER_TAP = {taps};");
     let _ = writeln!(text, "constexpr bool Z_IS_GROUP = true, ALONG_ROWS = {along_rows};");
-    let _ = writeln!(text, "DEVICE i64 place(i64 row, int column) {{ return {}; }}", coordinates.place());
+    text.push_str("struct Sizes {};\n");
+    let _ = writeln!(text, "{PLACE} {{ return {}; }}", coordinates.place());
     text.push_str(&epilogue.text);
     text.push_str(PRODUCT_FINISH);
-    text.push_str(&sizes.constants());
+    text.push_str(&sizes.fixed_constants());
+    text.push_str(&sizes.size_constants());
     text.push_str(CONV_TRANSPOSE);
     let mut operands = vec![Operand::Read(inputs[0] as u32), Operand::Read(inputs[1] as u32)];
     operands.extend(epilogue.operands.iter().map(|(operand, _)| *operand));

@@ -99,6 +99,8 @@ pub struct Epilogue {
     pub operands: Vec<(Operand, DType)>,
     /// Words for the kernel's name.
     pub suffix: String,
+    /// Whether an operand is read by the number of a row, and so by sizes of the result.
+    pub reads_rows: bool,
 }
 
 /// A value of the body in registers: its type there, and its name or literal.
@@ -122,6 +124,7 @@ struct Reader<'a> {
     fields: String,
     loads: String,
     locals: String,
+    reads_rows: bool,
 }
 
 impl Reader<'_> {
@@ -145,6 +148,7 @@ impl Reader<'_> {
         let is_same =
             (0..strides.len()).all(|axis| coordinates.shape[axis] == 1 || strides[axis] == coordinates.strides[axis]);
         let offset = if is_same { "at".to_string() } else { coordinates.offset(&strides) };
+        self.reads_rows |= offset.contains("row");
         if column_stride == 0 {
             let _ = writeln!(self.fields, "        {ty} q{at};");
             let _ = writeln!(self.loads, "        q.q{at} = {};", load(dtype, &format!("p{at}[{offset}]")));
@@ -169,7 +173,7 @@ impl Epilogue {
     pub fn of(root: &Root, coordinates: &Coordinates, bias: Option<usize>) -> Option<Epilogue> {
         let site = root.site;
         let (operands, fields, loads, locals) = (Vec::new(), String::new(), String::new(), String::new());
-        let mut reader = Reader { site, coordinates, operands, fields, loads, locals };
+        let mut reader = Reader { site, coordinates, operands, fields, loads, locals, reads_rows: false };
         let mut steps = String::new();
         let mut value = "v0".to_string();
         if let Some(bias) = bias {
@@ -197,7 +201,7 @@ impl Epilogue {
             let _ = writeln!(text, "    const {} *p{at};", memory_type(*dtype).unwrap_or("u8"));
             text
         });
-        let Reader { operands, fields, loads, locals, .. } = reader;
+        let Reader { operands, fields, loads, locals, reads_rows, .. } = reader;
         let body = if value == "v0" {
             String::new()
         } else {
@@ -212,7 +216,7 @@ impl Epilogue {
              return q;\n    }}\n    template <int W> DEVICE_MEMBER void apply(Acc (&x)[W], const Operands<W> &q) const \
              {{\n{body}    }}\n}};\n"
         );
-        Some(Epilogue { text, operands, suffix })
+        Some(Epilogue { text, operands, suffix, reads_rows })
     }
 
     /// What becomes of several sums of one place: `sums` are values of the body, `nodes` what computes the result from them.
@@ -225,7 +229,7 @@ impl Epilogue {
         nodes: &[&Node],
     ) -> Option<Epilogue> {
         let (operands, fields, loads, locals) = (Vec::new(), String::new(), String::new(), String::new());
-        let mut reader = Reader { site, coordinates, operands, fields, loads, locals };
+        let mut reader = Reader { site, coordinates, operands, fields, loads, locals, reads_rows: false };
         let mut names: Vec<(ValueId, Named)> =
             sums.iter().enumerate().map(|(at, &sum)| (sum, (DType::F32, format!("sums[{at}]")))).collect();
         let mut steps = String::new();
@@ -246,14 +250,14 @@ impl Epilogue {
             text
         });
         let suffix = nodes.iter().fold(String::new(), |text, node| text + "+" + elementwise::function(&node.op));
-        let Reader { operands, fields, loads, locals, .. } = reader;
+        let Reader { operands, fields, loads, locals, reads_rows, .. } = reader;
         let text = format!(
             "struct Epilogue {{\n{members}    template <int W> struct Operands {{\n{fields}    }};\n    template <int W> \
              DEVICE_MEMBER Operands<W> load(i64 row, int column, i64 at) const {{\n        Operands<W> q;\n{loads}        \
              return q;\n    }}\n    DEVICE_MEMBER f32 join(const f32 *sums, const Operands<1> &q) const {{\n        \
              const int i = 0;\n{locals}{steps}        return {result};\n    }}\n}};\n"
         );
-        Some(Epilogue { text, operands, suffix })
+        Some(Epilogue { text, operands, suffix, reads_rows })
     }
 
     /// Its operands as parameters of a kernel from position `first` on, and as members of the struct.

@@ -7,6 +7,7 @@ use precast_tensor::{DType, Tensor};
 use crate::kernel::{Arch, GEMV, Launch, Lowered, Operand};
 use crate::ops::offsets::common_width;
 use crate::ops::product::Product;
+use crate::ops::run_time_sizes::SizeText;
 use crate::ops::tiles::{GEMV_ROWS_MAX, GEMV_WARPS, SplitBy, Tactic, Tile};
 
 /// Blocks along the third axis of a grid.
@@ -43,7 +44,7 @@ pub(crate) fn lower(arch: &Arch, product: &Product, columns: usize) -> Option<Lo
     let vec = common_width(most, &[k]);
     let rows = m.next_power_of_two();
     let tactic = Tactic { tile: Tile::Gemv { columns }, splits: 1, split_by: SplitBy::None, cost: 0.0 };
-    let mut text = product.result_text(&tactic, "f32")?;
+    let mut text = product.result_text(&tactic, "f32", &SizeText::constant(n))?;
     let _ =
         writeln!(text, "constexpr int K = {k}, ROWS = {rows}, COLUMNS = {columns}, WARPS = {GEMV_WARPS}, VEC = {vec};");
     let _ = writeln!(text, "constexpr i64 B_PITCH = {k};");

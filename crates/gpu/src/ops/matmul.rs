@@ -126,7 +126,7 @@ pub(crate) fn product(root: &Root) -> Option<Product> {
         b_constant: site.constant(inputs[1]).filter(|_| is_one_matrix).cloned(),
         b_pitch,
         is_a_along_k: is_a_by_rows,
-        constants: String::new(),
+        windows: None,
         coordinates,
         epilogue,
         packed,

@@ -23,6 +23,7 @@ pub mod product;
 pub mod quantize;
 pub mod random;
 pub mod reduce;
+mod run_time_sizes;
 pub mod scatter;
 pub mod sequence;
 pub mod stream;

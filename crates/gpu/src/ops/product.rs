@@ -7,13 +7,17 @@ use precast_tensor::{DType, Tensor};
 use crate::element::memory_type;
 use crate::kernel::{
     Arch, Launch, Lowered, MATRIX, Operand, PRODUCT_FINISH, PRODUCT_FMA, PRODUCT_GROUP, PRODUCT_MMA, PRODUCT_SOURCES,
-    TILE_COPIES, TILE_PRODUCT,
+    PRODUCT_WINDOWS, TILE_COPIES, TILE_PRODUCT,
 };
+use crate::ops::conv::Windows;
 use crate::ops::epilogue::{Coordinates, Epilogue};
 use crate::ops::gemv;
 use crate::ops::offsets::common_width;
-use crate::ops::tiles::{ProductSize, SplitBy, Tactic, Tile, candidates};
+use crate::ops::run_time_sizes::{SizeText, is_at_run_time, window_text};
+use crate::ops::tiles::{ProductSize, SplitBy, Tactic, Tile, candidates, preferred};
 
+/// The function of every text that says where a result lies.
+pub(crate) const PLACE: &str = "DEVICE i64 place(const Sizes &sizes, i64 row, int column)";
 /// Threads of a block that adds splits.
 const ADDING_THREADS: u32 = 128;
 /// Blocks along the second axis of a grid.
@@ -28,8 +32,8 @@ pub struct Side {
     pub is_by_rows: bool,
     /// Elements that may be copied at once.
     pub vec: usize,
-    /// The template, of a number of rows, that gives addresses.
-    pub source: String,
+    /// Elements from one row (or, across the inner axis, from one step of that) to the next; 0 for windows.
+    pub pitch: usize,
     /// Where the matrix of block z starts: an expression of `z` and `rows`.
     pub start: String,
 }
@@ -37,11 +41,16 @@ pub struct Side {
 impl Side {
     /// A matrix with elements along the inner axis (or across it) next to each other.
     pub fn matrix(operand: Operand, is_by_rows: bool, vec: usize, pitch: usize, start: String) -> Side {
-        let source = match is_by_rows {
-            true => format!("MatrixRows<T, ROWS, {pitch}>"),
-            false => "MatrixColumns<T, ROWS>".to_string(),
-        };
-        Side { operand, is_by_rows, vec, source, start }
+        Side { operand, is_by_rows, vec, pitch, start }
+    }
+
+    /// The template, of a number of rows, that gives addresses.
+    fn source(&self, windows: Option<&Windows>, is_at_run_time: bool) -> String {
+        match (windows, self.is_by_rows) {
+            (Some(_), _) => "WindowRows<T, ROWS>".to_string(),
+            (None, true) => format!("MatrixRows<T, ROWS, {}>", if is_at_run_time { 0 } else { self.pitch }),
+            (None, false) => "MatrixColumns<T, ROWS>".to_string(),
+        }
     }
 }
 
@@ -71,8 +80,8 @@ pub struct Product {
     pub b_pitch: usize,
     /// Whether elements of `a` that one after the other are read lie along the inner axis.
     pub is_a_along_k: bool,
-    /// Further constants that the sources read.
-    pub constants: String,
+    /// Where rows are the windows of a convolution, which.
+    pub(crate) windows: Option<Windows>,
     /// Where results lie.
     pub coordinates: Coordinates,
     /// What happens to them.
@@ -109,7 +118,9 @@ impl Product {
     /// The launches of the expected best tactic.
     pub fn lower(self, arch: &Arch) -> Option<Lowered> {
         let tactics = self.candidates(arch);
-        self.lower_with(arch, tactics.first()?)
+        let best = tactics.first()?;
+        let tactic = if is_at_run_time(&self, best) { preferred(&tactics)? } else { best };
+        self.lower_with(arch, tactic)
     }
 
     /// The launches of a tactic.
@@ -131,9 +142,11 @@ impl Product {
             return None;
         }
         let is_in_memory = tactic.split_by == SplitBy::Memory;
-        let head = self.head(tactic, acc)?;
+        let sizes = SizeText::of(&self, tactic);
+        let head = self.head(tactic, acc, &sizes)?;
         let last = if is_in_memory { Operand::Scratch(0) } else { Operand::Write(0) };
-        let text = format!("{head}{}", self.entry(tactic, acc)?);
+        let text = format!("{head}{}{}", self.entry(tactic, acc, &sizes)?, sizes.end);
+        let parts = is_in_memory.then_some(self.count as i64);
         let main = Launch {
             entry: "product".to_string(),
             text,
@@ -141,7 +154,7 @@ impl Product {
             block: [tactic.tile.threads(arch.warp), 1, 1],
             shared_bytes: tactic.tile.shared_bytes(acc_bytes) as u32,
             operands: self.operands(&[self.a.operand, self.b.operand], last, !is_in_memory),
-            scalars: if is_in_memory { vec![m as i64, self.count as i64] } else { vec![m as i64] },
+            scalars: [m as i64].into_iter().chain(parts).chain(sizes.scalars).collect(),
         };
         let mut launches = vec![main];
         let mut scratch_bytes = Vec::new();
@@ -181,22 +194,34 @@ impl Product {
     }
 
     /// Constants and functions that the body reads.
-    fn head(&self, tactic: &Tactic, acc: &str) -> Option<String> {
+    fn head(&self, tactic: &Tactic, acc: &str, sizes: &SizeText) -> Option<String> {
         let mut text = String::new();
         if matches!(tactic.tile, Tile::Mma { .. } | Tile::Group { .. }) {
             text.push_str(MATRIX);
         }
-        text.push_str(&self.result_text(tactic, acc)?);
-        let [_, _, k] = self.mnk;
-        let [bm, bn, bk] = tactic.tile.sizes();
-        let _ = writeln!(text, "constexpr int K = {k}, BM = {bm}, BN = {bn}, BK = {bk};");
-        let _ = writeln!(text, "constexpr i64 B_PITCH = {};", self.b_pitch);
+        text.push_str(&self.result_text(tactic, acc, sizes)?);
+        let ([_, _, k], [bm, bn, bk]) = (self.mnk, tactic.tile.sizes());
+        let is_at_run_time = sizes.is_at_run_time();
+        if !is_at_run_time {
+            let _ = writeln!(text, "constexpr int K = {k};\nconstexpr i64 B_PITCH = {};", self.b_pitch);
+        }
+        // Of constant sizes the compiler finds out by itself.
+        let is_whole = is_at_run_time && k.is_multiple_of(bk);
+        let _ = writeln!(text, "constexpr int BM = {bm}, BN = {bn}, BK = {bk};");
+        let _ = writeln!(text, "constexpr bool K_IS_WHOLE = {is_whole};");
         text.push_str(PRODUCT_SOURCES);
-        text.push_str(&self.constants);
-        let _ = writeln!(text, "template <int ROWS> using SourceA = {};", self.a.source);
-        let _ = writeln!(text, "template <int ROWS> using SourceB = {};", self.b.source);
-        let _ = writeln!(text, "DEVICE i64 start_a(i64 z, i64 rows) {{ return {}; }}", self.a.start);
-        let _ = writeln!(text, "DEVICE i64 start_b(i64 z) {{ return {}; }}", self.b.start);
+        let windows = self.windows.as_ref();
+        if let Some(windows) = windows {
+            text.push_str(&window_text(windows, is_at_run_time));
+            text.push_str(PRODUCT_WINDOWS);
+        }
+        let [source_a, source_b] = [self.a.source(windows, is_at_run_time), self.b.source(None, is_at_run_time)];
+        let _ = writeln!(text, "template <int ROWS> using SourceA = {source_a};");
+        let _ = writeln!(text, "template <int ROWS> using SourceB = {source_b};");
+        // There is one product where its sizes are not in the text.
+        let start = |side: &Side| if is_at_run_time { "0".to_string() } else { side.start.clone() };
+        let _ = writeln!(text, "DEVICE i64 start_a(i64 z, i64 rows) {{ return {}; }}", start(&self.a));
+        let _ = writeln!(text, "DEVICE i64 start_b(i64 z) {{ return {}; }}", start(&self.b));
         match tactic.tile {
             Tile::Mma { warps: [wm, wn, wk], stages, .. } => {
                 let _ = writeln!(text, "constexpr int WARPS_M = {wm}, WARPS_N = {wn}, STAGES = {stages};");
@@ -253,7 +278,7 @@ impl Product {
     }
 
     /// What both launches say of the result.
-    pub(crate) fn result_text(&self, tactic: &Tactic, acc: &str) -> Option<String> {
+    pub(crate) fn result_text(&self, tactic: &Tactic, acc: &str, sizes: &SizeText) -> Option<String> {
         let mut text = String::new();
         let (input, output) = (memory_type(self.dtype)?, memory_type(self.out_dtype)?);
         let _ = writeln!(text, "typedef {input} T;\ntypedef {output} Y;\ntypedef {acc} Acc;");
@@ -265,19 +290,20 @@ impl Product {
         let width = self.width(tactic);
         let _ = writeln!(
             text,
-            "constexpr int N = {}, SPLITS = {}, SPLIT_BY = {split_by}, WIDTH = {width};",
-            self.mnk[1], tactic.splits
+            "{}constexpr int SPLITS = {}, SPLIT_BY = {split_by}, WIDTH = {width};",
+            sizes.text, tactic.splits
         );
         let _ = writeln!(text, "constexpr bool B_IS_CONSTANT = {};", self.is_b_constant);
         let along_rows = !self.coordinates.is_by_columns();
         let _ = writeln!(text, "constexpr bool Z_IS_GROUP = {}, ALONG_ROWS = {along_rows};", self.is_grouped);
-        let _ = writeln!(text, "DEVICE i64 place(i64 row, int column) {{ return {}; }}", self.coordinates.place());
+        let place = if sizes.is_at_run_time() { "row * N + column".to_string() } else { self.coordinates.place() };
+        let _ = writeln!(text, "{PLACE} {{ return {place}; }}");
         text.push_str(&self.epilogue.text);
         text.push_str(PRODUCT_FINISH);
         Some(text)
     }
 
-    fn entry(&self, tactic: &Tactic, acc: &str) -> Option<String> {
+    fn entry(&self, tactic: &Tactic, acc: &str, sizes: &SizeText) -> Option<String> {
         let kernel = match tactic.split_by {
             SplitBy::Cluster => format!("KERNEL_CLUSTER(product, THREADS, {}, ", tactic.splits),
             SplitBy::None | SplitBy::Memory => "KERNEL(product, THREADS, ".to_string(),
@@ -287,17 +313,18 @@ impl Product {
             Tile::Fma { .. } => "product_by_elements",
             Tile::Gemv { .. } | Tile::Attention { .. } => return None,
         };
+        let SizeText { parameters: more, value, .. } = sizes;
         if tactic.split_by == SplitBy::Memory {
             return Some(format!(
-                "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, Arg<{acc}, 2> sums, i64 rows, i64 parts) {{\n    \
-                 {body}(a.get(), b.get(), KeepSums{{sums.get(), parts}}, rows);\n}}\n"
+                "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, Arg<{acc}, 2> sums, i64 rows, i64 parts{more}) {{\n    \
+                 {body}(a.get(), b.get(), KeepSums{{sums.get(), parts, {value}}}, rows);\n}}\n"
             ));
         }
         let [parameters, values] = self.epilogue.parameters(2);
         let last = 2 + self.epilogue.operands.len();
         Some(format!(
-            "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, {parameters}Arg<Y, {last}> y, i64 rows) {{\n    \
-             {body}(a.get(), b.get(), Finish{{y.get(), {{{values}}}}}, rows);\n}}\n"
+            "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, {parameters}Arg<Y, {last}> y, i64 rows{more}) {{\n    \
+             {body}(a.get(), b.get(), Finish{{y.get(), {{{values}}}, {value}}}, rows);\n}}\n"
         ))
     }
 
@@ -307,7 +334,7 @@ impl Product {
         Some(format!(
             "{}KERNEL_FLAT(add_up, {ADDING_THREADS}, Arg<const {acc}, 0> sums, {parameters}Arg<Y, {last}> y, i64 rows, i64 \
              parts) {{\n    add_splits(sums.get(), Finish{{y.get(), {{{values}}}}}, rows, parts);\n}}\n",
-            self.result_text(tactic, acc)?
+            self.result_text(tactic, acc, &SizeText::constant(self.mnk[1]))?
         ))
     }
 }

@@ -233,6 +233,29 @@ pub fn candidates(arch: &Arch, size: ProductSize) -> Vec<Tactic> {
     tactics
 }
 
+/// Tiles on matrix instructions that are the best for most convolutions at one batch or another, the most frequent first.
+const COMMON_TILES: [Tile; 6] = [
+    group(64, 64, [1, 1], 6),
+    group(128, 128, [2, 1], 6),
+    group(256, 128, [4, 1], 4),
+    group(128, 64, [2, 1], 4),
+    mma(32, 32, 64, [1, 1, 4], 5),
+    mma(64, 32, 64, [2, 1, 2], 4),
+];
+/// Tactics whose costs differ by less are held to be equal; what is chosen by cost alone takes 5 % longer than the best.
+const COST_TIE: f64 = 1.04;
+
+/// The tactic for a product that may share its kernel with products of other sizes, of all tactics in their order: where several are
+/// about as good, one that others are likely to have too, so that there are fewer kernels to compile.
+pub fn preferred(tactics: &[Tactic]) -> Option<&Tactic> {
+    let best = tactics.first()?;
+    let rarity = |tactic: &Tactic| {
+        let place = COMMON_TILES.iter().position(|tile| *tile == tactic.tile).unwrap_or(COMMON_TILES.len());
+        (place, tactic.split_by == SplitBy::Memory, tactic.splits)
+    };
+    tactics.iter().take_while(|tactic| tactic.cost <= best.cost * COST_TIE).min_by_key(|tactic| rarity(tactic))
+}
+
 /// Clocks to read the matrix once by all multiprocessors, more where a warp has to read too much alone.
 fn streaming_cost(arch: &Arch, size: ProductSize, columns: usize) -> f64 {
     let [m, n, k] = size.mnk;

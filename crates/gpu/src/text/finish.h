@@ -1,5 +1,6 @@
 // What happens to the sums of a product: the epilogue and the store, or, where blocks divide the inner axis, a place in
-// scratch memory and a second launch that adds them in order.
+// scratch memory and a second launch that adds them in order. The lines before it define `Sizes`: what of the product's sizes is a
+// parameter of the kernel, if anything is; then N, K and their like stand for members of a value `sizes`.
 
 template <class T, class X> DEVICE void put(T *place, X x) { *place = (T)x; }
 
@@ -7,6 +8,7 @@ template <class T, class X> DEVICE void put(T *place, X x) { *place = (T)x; }
 struct Finish {
     Y *y;
     Epilogue epilogue;
+    Sizes sizes;
 
     // What results from `column` on will need; read early, it is there when they are.
     template <int W> struct Operands {
@@ -18,7 +20,7 @@ struct Finish {
         // Product z is one of a batch, or of groups of channels.
         if (Z_IS_GROUP) column += (int)z * N;
         else row += z * rows;
-        i64 at = place(row, column);
+        i64 at = place(sizes, row, column);
         return {at, epilogue.template load<W>(row, column, at)};
     }
     template <int W> DEVICE_MEMBER void finish(Acc (&x)[W], const Operands<W> &operands) const {
@@ -36,6 +38,7 @@ struct Finish {
 struct KeepSums {
     Acc *sums;
     i64 parts;
+    Sizes sizes;
 
     template <int W> struct Operands {
         i64 at;
@@ -58,6 +61,7 @@ struct KeepSums {
 template <class E> DEVICE void add_splits(const Acc *sums, const E &end, i64 rows, i64 parts) {
     start_next();
     wait_for_last();
+    const Sizes &sizes = end.sizes;
     i64 item = (i64)blockIdx.x * blockDim.x + threadIdx.x, count = parts * rows * N;
     if (item * WIDTH >= count) return;
     Acc x[WIDTH];

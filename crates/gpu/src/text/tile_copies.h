@@ -15,8 +15,9 @@ template <int ROWS, int VEC, template <int> class S> struct TileByRows {
     S<COUNT> source;
     const T *valid;
 
-    DEVICE_MEMBER void set(const T *matrix, i64 first, i64 rows, i64) {
+    DEVICE_MEMBER void set(const Sizes &sizes, const T *matrix, i64 first, i64 rows, i64) {
         valid = matrix;
+        source.sizes = sizes;
         UNROLL for (int i = 0; i < COUNT; i++) {
             source.set(i, matrix, first + threadIdx.x / PIECES + i * STEP, rows, 0);
         }
@@ -40,11 +41,12 @@ template <int COLUMNS> DEVICE int column_piece_at(int row, int piece) {
 // Copies BK rows of COLUMNS elements to a tile, of a matrix whose rows are K.
 template <int COLUMNS, int VEC> struct TileByColumns {
     static constexpr int PIECES = COLUMNS / 8, COUNT = (BK * PIECES + THREADS - 1) / THREADS;
+    Sizes sizes;
     const T *matrix;
     i64 first, columns, pitch;
 
-    DEVICE_MEMBER void set(const T *from, i64 first_, i64 columns_, i64 pitch_) {
-        matrix = from, first = first_, columns = columns_, pitch = pitch_;
+    DEVICE_MEMBER void set(const Sizes &sizes_, const T *from, i64 first_, i64 columns_, i64 pitch_) {
+        sizes = sizes_, matrix = from, first = first_, columns = columns_, pitch = pitch_;
     }
     DEVICE_MEMBER void copy(T *tile, int k) const {
         UNROLL for (int i = 0; i < COUNT; i++) {
@@ -53,7 +55,7 @@ template <int COLUMNS, int VEC> struct TileByColumns {
             i64 column = first + piece * 8;
             const T *from = matrix + (k + row) * pitch + column;
             copy_piece<VEC>(tile + column_piece_at<COLUMNS>(row, piece), matrix, [&](int j, bool &is_in) {
-                is_in = k + row < K && column + j < columns;
+                is_in = (K_IS_WHOLE || k + row < K) && column + j < columns;
                 return from + j;
             });
         }

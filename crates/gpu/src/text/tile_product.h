@@ -4,6 +4,7 @@
 // Adds up the sums of WARPS_K warps and of the blocks of a cluster, in order, and finishes them. What follows a product reads
 // from far memory, so a thread asks for the operands of several of its results before it needs the first.
 template <class E> DEVICE void finish_tile(const u8 *shared, const E &end, i64 row_first, i64 rows, int column_first, i64 z) {
+    const Sizes &sizes = end.sizes;
     constexpr int BLOCKS = SPLIT_BY == 1 ? SPLITS : 1;
     constexpr int SHARE = BM / BLOCKS, ITEMS = SHARE * (BN / WIDTH);
     constexpr int TURNS = (ITEMS + THREADS - 1) / THREADS, TOGETHER = TURNS < 8 ? TURNS : 8;
@@ -47,18 +48,19 @@ template <class E> DEVICE void finish_tile(const u8 *shared, const E &end, i64 r
 
 template <class E> DEVICE void product_of_tiles(const T *a, const T *b, const E &end, i64 rows) {
     SHARED_BYTES(shared);
+    const Sizes &sizes = end.sizes;
     u32 row_tiles = (u32)((rows + BM - 1) / BM);
     i64 z = blockIdx.x / row_tiles, row = (i64)(blockIdx.x % row_tiles) * BM;
     int split = blockIdx.z, column = blockIdx.y * BN;
     a += start_a(z, rows);
     b += start_b(z);
     // Splits are whole steps; the first ones have one more.
-    constexpr int STEPS = (K + BK - 1) / BK;
-    int k_first = (int)((i64)STEPS * split / SPLITS) * BK, k_end = (int)((i64)STEPS * (split + 1) / SPLITS) * BK;
+    int steps = (K + BK - 1) / BK;
+    int k_first = (int)((i64)steps * split / SPLITS) * BK, k_end = (int)((i64)steps * (split + 1) / SPLITS) * BK;
     Either<A_BY_ROWS, TileByRows<BM, A_VEC, SourceA>, TileByColumns<BM, A_VEC>> tile_a;
     Either<B_BY_ROWS, TileByRows<BN, B_VEC, SourceB>, TileByColumns<BN, B_VEC>> tile_b;
-    tile_a.set(a, row, rows, rows);
-    tile_b.set(b, column, N, B_PITCH);
+    tile_a.set(sizes, a, row, rows, rows);
+    tile_b.set(sizes, b, column, N, B_PITCH);
     multiply_tiles(shared, tile_a, tile_b, k_first, k_end < K ? k_end : K);
     finish_tile(shared, end, row, rows, column, z);
 }
