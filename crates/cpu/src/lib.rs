@@ -5,6 +5,7 @@
 pub mod device;
 pub mod lower;
 mod ops;
+mod packings;
 pub mod step;
 pub mod tactics;
 pub mod target;

@@ -11,7 +11,7 @@ use precast_kernels::arithmetic::Arithmetic;
 use precast_kernels::conv::Liberty;
 use precast_kernels::isa::{Exec, Isa};
 use precast_passes::{ActivationPrecision, Numerics, WeightPrecision};
-use precast_tensor::{DType, Element, Tensor, TensorError, Type};
+use precast_tensor::{DType, Digest, Element, Tensor, TensorError, Type};
 
 /// What a step does when it runs.
 pub type Run = Box<dyn Fn(&mut Args<'_>, Exec<'_>) -> Result<(), String> + Send + Sync>;
@@ -182,10 +182,26 @@ pub enum Read {
     /// A packed form of a constant: known while compiling, already in the store while loading.
     Packed {
         /// Its value, while compiling.
-        value: Option<Tensor>,
+        value: Option<Packing>,
         /// Its size, which follows from the step's Types.
         bytes: usize,
     },
+}
+
+/// The value of a packed constant, while compiling.
+pub enum Packing {
+    /// It is there.
+    Made(Tensor),
+    /// It is made unless another Bucket has made it already.
+    Form(PackedForm),
+}
+
+/// A packed constant that many Buckets share.
+pub struct PackedForm {
+    /// Of all that its bytes depend on.
+    pub name: Digest,
+    /// Makes it.
+    pub make: Box<dyn FnOnce() -> Result<Tensor, String>>,
 }
 
 impl Read {
@@ -194,11 +210,32 @@ impl Read {
         len: usize,
         fill: Option<impl FnOnce(&mut [T])>,
     ) -> Result<Read, String> {
-        // Aligned and in place, so that the device that loads it on this machine need not copy it.
-        let tensor = |fill| Tensor::new(T::DTYPE, [len], AlignedBytes::filled(len, fill).into_bytes());
-        let value = fill.map(tensor).transpose().map_err(|error: TensorError| error.to_string())?;
+        let value = fill.map(|fill| packed_tensor(len, fill).map(Packing::Made)).transpose()?;
         Ok(Read::Packed { value, bytes: len * size_of::<T>() })
     }
+
+    /// As `packed`, of large constants whose packed form no dim of a Bucket changes: `form` says in words how they are packed, and
+    /// each form of them is made once. Without constants, while loading, nothing is made.
+    pub fn packed_once<T: Element + arena::Element, const COUNT: usize>(
+        len: usize,
+        form: impl std::fmt::Display,
+        constants: Option<[Tensor; COUNT]>,
+        fill: impl FnOnce([Tensor; COUNT], &mut [T]) + 'static,
+    ) -> Read {
+        let packing = |constants: [Tensor; COUNT]| {
+            let digests: Vec<String> = constants.iter().map(|constant| constant.digest().to_string()).collect();
+            let name = Digest::of_bytes(format!("{form} {len} {} {}", T::DTYPE, digests.join(" ")).as_bytes());
+            let make = move || packed_tensor(len, |packed: &mut [T]| fill(constants, packed));
+            Packing::Form(PackedForm { name, make: Box::new(make) })
+        };
+        Read::Packed { value: constants.map(packing), bytes: len * size_of::<T>() }
+    }
+}
+
+/// Aligned and in place, so that the device that loads it on this machine need not copy it.
+fn packed_tensor<T: Element + arena::Element>(len: usize, fill: impl FnOnce(&mut [T])) -> Result<Tensor, String> {
+    let tensor = Tensor::new(T::DTYPE, [len], AlignedBytes::filled(len, fill).into_bytes());
+    tensor.map_err(|error: TensorError| error.to_string())
 }
 
 /// The elements of an f32 constant where they are, or a copy where they are not aligned.

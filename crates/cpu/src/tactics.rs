@@ -47,11 +47,13 @@ pub struct Tactics {
     target: String,
     table: TuningTable,
     decided: Mutex<BTreeMap<String, Option<TuningRecord>>>,
+    /// Forms that weights were found to have, or not, by digest: all Buckets of a model have the same weights.
+    exact: Mutex<BTreeMap<(Digest, bool), Option<Tactic>>>,
 }
 
 impl Tactics {
     pub(crate) fn new(machine: Machine, target: &TargetDescription, table: TuningTable) -> Tactics {
-        Tactics { machine, target: target.to_string(), table, decided: Mutex::default() }
+        Tactics { machine, target: target.to_string(), table, decided: Mutex::default(), exact: Mutex::default() }
     }
 
     /// What the steps are compiled for.
@@ -108,7 +110,7 @@ impl Tactics {
 
     /// The tactic of a step; none for a step that has but one kernel.
     pub(crate) fn choose(&self, step: &StepNode) -> Option<Tactic> {
-        if let Some(tactic) = matmul_exact::choose(step, self.machine) {
+        if let Some(tactic) = self.exact_form(step) {
             return Some(tactic);
         }
         let (shape, epilogue) = tactic_shape(step)?;
@@ -122,6 +124,14 @@ impl Tactics {
         }
         let why = if ranked.len() > 1 { "(cost model)" } else { "(only one)" };
         Some(Tactic { name: ranked[0].name().to_string(), why: why.to_string() })
+    }
+
+    fn exact_form(&self, step: &StepNode) -> Option<Tactic> {
+        let weights = matmul_exact::candidate(step, self.machine)?;
+        let key = (weights.constant.digest(), weights.is_transposed);
+        let lock = || self.exact.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock().get(&key).cloned();
+        known.unwrap_or_else(|| lock().entry(key).or_insert(weights.tactic(self.machine)).clone())
     }
 
     /// The problem of a step, if it has one.

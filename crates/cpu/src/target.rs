@@ -11,7 +11,8 @@ use precast_program::{
 use precast_tensor::Type;
 
 use crate::lower::lower;
-use crate::step::{Machine, Read, StepNode};
+use crate::packings::Packings;
+use crate::step::{Machine, Packing, Read, StepNode};
 use crate::tactics::Tactics;
 
 /// Kind of this target in descriptions.
@@ -23,6 +24,7 @@ pub struct CpuTarget {
     description: TargetDescription,
     options: PassOptions,
     tactics: Tactics,
+    packings: Packings,
 }
 
 impl CpuTarget {
@@ -38,6 +40,7 @@ impl CpuTarget {
             machine,
             description,
             options,
+            packings: Packings::default(),
         }
     }
 
@@ -51,12 +54,15 @@ impl CpuTarget {
         &self.tactics
     }
 
-    fn draft(&self, step: &StepNode, node: &str) -> Result<StepDraft, CompileError> {
+    fn draft(&self, step: &StepNode, node: &str, store: &dyn ArtifactStore) -> Result<StepDraft, CompileError> {
         let refuse = |reason: String| CompileError::Node { node: node.to_string(), op: step.op().name(), reason };
         let lowered = lower(step, self.machine).map_err(refuse)?;
         let read = |read: Read| match read {
             Read::Input(position) => Ok(StepRead::Operand(position)),
-            Read::Packed { value: Some(tensor), .. } => Ok(StepRead::Stored(tensor)),
+            Read::Packed { value: Some(Packing::Made(tensor)), .. } => Ok(StepRead::Stored(tensor)),
+            Read::Packed { value: Some(Packing::Form(form)), .. } => {
+                self.packings.tensor(form, store).map(StepRead::Stored).map_err(refuse)
+            }
             Read::Packed { value: None, .. } => Err(refuse("a packed constant has no value".to_string())),
         };
         Ok(StepDraft {
@@ -99,9 +105,9 @@ impl Target for CpuTarget {
             }
             let mut step = StepNode::new(graph, node)?;
             step.tactic = self.tactics.choose(&step);
-            builder.add_step(node, self.draft(&step, &node.provenance.to_string())?)?;
+            builder.add_step(node, self.draft(&step, &node.provenance.to_string(), store)?)?;
         }
-        builder.add_outputs(|ty| self.draft(&copy_step(ty)?, "output"))?;
+        builder.add_outputs(|ty| self.draft(&copy_step(ty)?, "output", store))?;
         builder.finish(self.description.to_string(), bucket)
     }
 }

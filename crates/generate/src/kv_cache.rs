@@ -163,8 +163,13 @@ impl KvCache {
     pub fn copy_slot(&mut self, from: usize, to: usize) {
         for layer in 0..self.layers.len() {
             for half in [Half::Keys, Half::Values] {
-                let bytes = self.slot_bytes(layer, half);
-                self.words_mut(layer, half).bytes_mut().copy_within(from * bytes..(from + 1) * bytes, to * bytes);
+                let [_, heads, capacity, _] = self.shape(layer, half, 1);
+                let (row, written) = (self.row_bytes(layer, half), self.written[from].min(capacity));
+                let words = self.words_mut(layer, half).bytes_mut();
+                for head in 0..heads {
+                    let [from, to] = [from, to].map(|slot| (slot * heads + head) * capacity * row);
+                    words.copy_within(from..from + written * row, to);
+                }
             }
         }
         self.written[to] = self.written[from];

@@ -106,6 +106,16 @@ impl Ladders {
         Ladders { long_chunk, ..self }
     }
 
+    /// The same ladders with every eighth number of rows from 32 to 64, unless the folder says which rows: on a device where each
+    /// row of filler costs what a row costs.
+    pub fn with_close_rows(self, tuning: &TuningConfig) -> Ladders {
+        if tuning.row_buckets.is_some() || self.is_exact {
+            return self;
+        }
+        let rows = Ladder::of(self.rows.sizes().iter().copied().chain([40, 56]), self.rows.largest());
+        Ladders { rows, ..self }
+    }
+
     /// The length of the Program that runs the next part of a prompt: the long chunk where no more than an eighth of it would
     /// be filler, else the smallest size that holds what is left, at most the largest one.
     pub fn length_for(&self, pending: usize) -> usize {

@@ -20,6 +20,12 @@ use crate::pool::SharedMut;
 
 /// Keys of one head that a task takes when each row has one new token.
 const DECODE_KEYS: usize = 128;
+/// Queries of single tokens that pass over keys and values together.
+const QUERIES_TOGETHER: usize = 4;
+/// Keys that such queries take before the next ones: few enough that they stay in a first-level cache.
+const KEYS_TOGETHER: usize = 32;
+/// No fewer are left for the last time, since sixteen are scored at once.
+const KEYS_LEFT_MIN: usize = 16;
 /// Keys that several queries are multiplied with at a time: with their values they stay in a first-level cache.
 const BLOCK_KEYS: usize = 128;
 /// Rows of queries, those of all heads that share a key head, that are done together.
@@ -368,28 +374,48 @@ impl<'a> Work<'a> {
         let cached = Stretch::Cached(keys.start..keys.end.min(filled));
         let new = Stretch::New(0..keys.end.saturating_sub(filled));
         let queries = &self.queries[(row * attention.kv_heads + kv_head) * group * size..][..group * size];
-        for (member, query) in queries.chunks_exact(size).enumerate() {
-            let mut scores = [0.0; DECODE_KEYS];
+        let part_len = attention.part_len();
+        for (number, queries) in queries.chunks(QUERIES_TOGETHER * size).enumerate() {
+            let mut scores = [[0.0; DECODE_KEYS]; QUERIES_TOGETHER];
+            let members = queries.len() / size;
             let mut start = 0;
             for stretch in [&cached, &new] {
-                let scores = &mut scores[start..start + stretch.len()];
-                let (keys, _) = self.sources(row, kv_head, stretch);
-                score_keys(self.isa, query, keys, attention.scale, scores);
-                self.finish_scores(row, 0, stretch, scores);
+                let keys = self.sources(row, kv_head, stretch).0;
+                for some in keys_together(stretch.len()) {
+                    let keys = &keys[some.start * size..some.end * size];
+                    for (query, scores) in queries.chunks_exact(size).zip(&mut scores) {
+                        let scores = &mut scores[start + some.start..start + some.end];
+                        score_keys(self.isa, query, keys, attention.scale, scores);
+                    }
+                }
+                for scores in &mut scores[..members] {
+                    self.finish_scores(row, 0, stretch, &mut scores[start..start + stretch.len()]);
+                }
                 start += stretch.len();
             }
-            let head = row * attention.heads + kv_head * group + member;
-            let part_len = attention.part_len();
-            // SAFETY: every head and stretch has a part of its own, and one task.
-            let part = unsafe { parts.slice((head * most + stretch) * part_len, part_len) };
-            let (sums, statistics) = part.split_at_mut(size);
-            sums.fill(0.0);
-            let weights = &mut scores[..start];
-            let (largest, sum) = weigh_row(self.isa, f32::NEG_INFINITY, weights);
-            statistics.copy_from_slice(&[largest, sum]);
-            let (old, own) = weights.split_at(cached.len());
-            add_weighted(self.isa, old, self.sources(row, kv_head, &cached).1, sums);
-            add_weighted(self.isa, own, self.sources(row, kv_head, &new).1, sums);
+            let first_head = row * attention.heads + kv_head * group + number * QUERIES_TOGETHER;
+            let part_of = |member: usize| {
+                // SAFETY: every head and stretch has a part of its own, and one task, which has one of them at a time.
+                unsafe { parts.slice(((first_head + member) * most + stretch) * part_len, part_len) }
+            };
+            for (member, scores) in scores[..members].iter_mut().enumerate() {
+                let (sums, statistics) = part_of(member).split_at_mut(size);
+                sums.fill(0.0);
+                let (largest, sum) = weigh_row(self.isa, f32::NEG_INFINITY, &mut scores[..start]);
+                statistics.copy_from_slice(&[largest, sum]);
+            }
+            let mut start = 0;
+            for stretch in [&cached, &new] {
+                let values = self.sources(row, kv_head, stretch).1;
+                for some in keys_together(stretch.len()) {
+                    let values = &values[some.start * size..some.end * size];
+                    for (member, weights) in scores[..members].iter().enumerate() {
+                        let weights = &weights[start + some.start..start + some.end];
+                        add_weighted(self.isa, weights, values, &mut part_of(member)[..size]);
+                    }
+                }
+                start += stretch.len();
+            }
         }
     }
 
@@ -527,6 +553,17 @@ impl<'a> Work<'a> {
         };
         drive_alone_onto(self.isa, &shape, item, &SharedMut::new(sums), packing);
     }
+}
+
+/// Keys of a stretch, some at a time.
+fn keys_together(count: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut first = 0;
+    std::iter::from_fn(move || {
+        let left = count - first;
+        let take = if left < KEYS_TOGETHER + KEYS_LEFT_MIN { left } else { KEYS_TOGETHER };
+        first += take;
+        (take > 0).then_some(first - take..first)
+    })
 }
 
 /// The tasks of a part: later blocks see more keys, so parts take turns, and who was last is first in the next turn.

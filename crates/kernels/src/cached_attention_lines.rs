@@ -27,10 +27,19 @@ pub(crate) fn score_keys(isa: Isa, query: &[f32], keys: &[f32], scale: f32, scor
     #[cfg(target_arch = "x86_64")]
     if isa >= Isa::Avx512 && query.len().is_multiple_of(LANES) {
         use crate::cached_attention_x86::{KEYS, score_sixteen};
-        for scores in scores.as_chunks_mut::<KEYS>().0 {
+        let (whole, rest) = scores.as_chunks_mut::<KEYS>();
+        for scores in whole {
             // SAFETY: an `Isa` reaches a kernel only through `Exec`, which checked that this machine has it.
             unsafe { score_sixteen(query, &keys[done * query.len()..], scale, scores) };
             done += KEYS;
+        }
+        if !rest.is_empty() && done > 0 {
+            // The last sixteen keys, of which some have their scores already: the same bits.
+            let (mut last, first) = ([0.0; KEYS], done + rest.len() - KEYS);
+            // SAFETY: as above.
+            unsafe { score_sixteen(query, &keys[first * query.len()..], scale, &mut last) };
+            rest.copy_from_slice(&last[KEYS - rest.len()..]);
+            return;
         }
     }
     score_each_key(isa, query, &keys[done * query.len()..], scale, &mut scores[done..]);

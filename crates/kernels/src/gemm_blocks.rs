@@ -9,10 +9,9 @@ use std::ops::Range;
 use crate::arithmetic::Arithmetic;
 use crate::epilogue::{Bias, Epilogue};
 use crate::gemm_blocks_line::{PaddedRows, expand_panel, multiply_panel};
-use crate::gemm_drive::{
-    Completion, DriveShape, Item, SPLIT_NS, SourceB, drive_by_panels, drive_by_panels_scratch_len,
-};
+use crate::gemm_drive::{Completion, DriveShape, Item, SPLIT_NS, SourceB};
 use crate::gemm_pack::MatrixA;
+use crate::gemm_panelwise::{drive_panelwise, drive_panelwise_scratch_len};
 use crate::isa::{Exec, Isa};
 use crate::pool::{SharedMut, share};
 
@@ -223,7 +222,7 @@ pub fn gemm_blocks_scratch_len(isa: Isa, threads: usize, weights: &BlockWeights,
     if m <= rows_as_packed(isa) {
         return m * (weights.padded_k() + weights.blocks());
     }
-    drive_by_panels_scratch_len(isa, threads, &weights.drive_shape(m))
+    drive_panelwise_scratch_len(isa, threads, &weights.drive_shape(m))
 }
 
 /// C = activation(x · W + bias + residual), m × n. Panics when a slice is too short.
@@ -249,7 +248,7 @@ pub fn gemm_blocks(
     let a = MatrixA::Rows { data: x, stride: weights.k };
     let item = Item { a, b: SourceB::Blocks(panels), c_start: 0, bias: epilogue.bias };
     let completion = Completion { scale: 1.0, epilogue };
-    drive_by_panels(exec, &weights.drive_shape(m), item, &completion, c, scratch);
+    drive_panelwise(exec, &weights.drive_shape(m), item, &completion, c, scratch);
 }
 
 /// A few rows: every thread takes some columns of all of them, and reads their weights once.

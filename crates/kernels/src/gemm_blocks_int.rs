@@ -12,7 +12,7 @@ use crate::gemm_blocks::{BlockWeights, COLUMNS, Code};
 use crate::gemm_blocks_int_line::multiply_tile;
 use crate::gemm_drive::SPLIT_NS;
 use crate::isa::{Exec, Isa};
-use crate::pool::{SharedMut, share};
+use crate::pool::{PARTS_PER_THREAD, SharedMut, even_parts, share};
 use crate::simd::{ELEMENTS_PER_TASK_MIN, multiversion};
 
 /// Rows that are multiplied together, the most first: a product is cut into tiles of these heights.
@@ -32,8 +32,6 @@ const BYTE_MAX: f32 = 127.0;
 const LEAST: f32 = 1e-36;
 /// Rows whose bytes stay in the second cache while panels pass by.
 const ROWS_PER_TASK: usize = 4 * HEIGHT_MAX;
-/// Tasks of a product for each thread.
-const PARTS_PER_THREAD: usize = 4;
 
 impl BlockWeights {
     /// Whether there is a kernel for rows of 8 bits with them.
@@ -99,9 +97,11 @@ impl Cut {
         let (panels, row_parts) = (weights.panels(), m.div_ceil(ROWS_PER_TASK));
         // A thread reads some 20 bytes of weights a nanosecond, or multiplies some 100 pairs.
         let ns = weights.packed_len() * size_of::<u32>() / 20 + m * weights.n * weights.k / 100;
-        // Several parts a thread: who is late leaves some to the others.
-        let parts_wanted = if ns < SPLIT_NS { 1 } else { PARTS_PER_THREAD * exec.threads() };
-        let panel_parts = parts_wanted.div_ceil(row_parts.max(1)).min(panels);
+        let panel_parts = match (ns < SPLIT_NS, row_parts) {
+            (true, _) => 1,
+            (false, 0 | 1) => even_parts(panels, exec.threads()),
+            (false, row_parts) => (PARTS_PER_THREAD * exec.threads()).div_ceil(row_parts).min(panels),
+        };
         Cut { m, panels, row_parts, panel_parts }
     }
 

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::epilogue::Activation;
+use crate::gemm::{Packing, gemm, gemm_scratch_len};
+use crate::gemm_pack::MatrixB;
 use crate::test_data::{Lcg, assert_close, for_each_exec};
 
 /// Random weights, as levels and packed.
@@ -93,6 +95,37 @@ fn wide_products_are_cut_into_columns_and_threads() {
             case.check(exec, m, &mut random);
         }
     });
+}
+
+/// Few rows share their panels, many are divided; k is more than one block, and its last one is short.
+#[test]
+fn more_rows_than_are_multiplied_as_packed_have_the_bits_of_f32_weights() {
+    let mut random = Lcg::new(8);
+    let weights = BlockWeights { k: 600, n: 70, block: 32, code: Code::Int4, has_shifts: false };
+    let BlockWeights { k, n, .. } = weights;
+    let case = Case::new(weights, &mut random);
+    let plain: Vec<f32> = (0..n * k).map(|at| case.weight(at % k, at / k) as f32).collect();
+    let x = random.floats(300 * k);
+    let epilogue = Epilogue { activation: Activation::Silu, ..Epilogue::default() };
+    for m in [20, 100, 300] {
+        for_each_exec(|exec| {
+            let a = MatrixA::Rows { data: &x, stride: k };
+            let b = MatrixB::Columns { data: &plain, stride: k };
+            let len = gemm_scratch_len(exec.isa(), exec.threads(), m, n, k, Packing::Plain, Packing::Plain);
+            let (mut expected, mut scratch) = (vec![f32::NAN; m * n], vec![f32::NAN; len]);
+            gemm(*exec, m, n, k, a, b, &mut expected, n, &epilogue, &mut scratch);
+            assert_eq!(case.run(exec, m, &x[..m * k], &epilogue), expected, "{m} rows on {:?}", exec.isa());
+        });
+    }
+}
+
+#[test]
+fn scratch_for_some_threads_is_enough_for_fewer() {
+    let weights = BlockWeights { k: 600, n: 700, block: 32, code: Code::Int4, has_shifts: false };
+    for m in [20, 100, 200, 300, 5000] {
+        let len = |threads| gemm_blocks_scratch_len(Isa::Avx512, threads, &weights, m);
+        assert!((1..9).all(|threads| len(threads) <= len(threads + 1)), "{m} rows");
+    }
 }
 
 #[test]

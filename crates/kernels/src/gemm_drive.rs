@@ -22,12 +22,6 @@ const BLOCK_COLUMNS: usize = 256;
 const BLOCK_COLUMNS_PLAIN_A: usize = 512;
 /// Row tiles done together when B is packed: their part of C stays in the second-level cache.
 const BLOCK_TILES: usize = 24;
-/// Row tiles whose A is packed at once when B is made a panel at a time: they stay in the second-level cache, a panel in the first.
-const PANELWISE_TILES: usize = 40;
-/// Parts of a product whose panels of B are made one at a time, for each thread: who is late leaves some to the others.
-const PARTS_PER_THREAD: usize = 4;
-/// Row tiles from which on packing them is cut over threads.
-const SPLIT_TILES_MIN: usize = 2;
 /// With no more row tiles than this, copying rows of B costs more than reading them in place.
 pub(crate) const DIRECT_TILES_MAX: usize = 2;
 /// Work below this many nanoseconds stays on one thread.
@@ -70,7 +64,7 @@ impl DriveShape {
     }
 
     /// The most steps that are packed at once.
-    fn block_steps(&self) -> usize {
+    pub(crate) fn block_steps(&self) -> usize {
         self.steps().min(self.arithmetic.steps_max())
     }
 
@@ -146,69 +140,6 @@ pub(crate) fn drive<'a>(
             block.run(tiles.clone(), panels.clone(), scratch);
         }
     });
-}
-
-/// Elements of scratch that `drive_by_panels` needs.
-pub(crate) fn drive_by_panels_scratch_len(isa: Isa, threads: usize, shape: &DriveShape) -> usize {
-    let tiles = row_tiles(isa, shape.m).min(PANELWISE_TILES);
-    let PanelwiseScratch { tile, panel } = PanelwiseScratch::of(isa, shape);
-    tiles * tile + PARTS_PER_THREAD * threads.max(1) * panel
-}
-
-/// Elements of scratch for one row tile of A and for one panel of B, for the steps that are packed at once.
-struct PanelwiseScratch {
-    tile: usize,
-    panel: usize,
-}
-
-impl PanelwiseScratch {
-    fn of(isa: Isa, shape: &DriveShape) -> PanelwiseScratch {
-        let TileShape { rows_max, cols } = tile_shape(isa);
-        let values = shape.block_steps() + shape.wide_len();
-        PanelwiseScratch { tile: a_scratch_len(rows_max, shape, true), panel: (cols * values).next_multiple_of(16) }
-    }
-}
-
-/// Computes one item whose panels of B cost much to make and whose A is not packed: A is packed once for all threads, and each
-/// panel is made once for all rows.
-pub(crate) fn drive_by_panels(
-    exec: Exec,
-    shape: &DriveShape,
-    item: Item,
-    completion: &Completion,
-    c: &mut [f32],
-    scratch: &mut [f32],
-) {
-    if shape.m == 0 || shape.n == 0 {
-        return;
-    }
-    let (isa, tile) = (exec.isa(), tile_shape(exec.isa()));
-    let (tiles, panels) = (row_tiles(isa, shape.m), shape.n.div_ceil(tile.cols));
-    let is_split = exec.threads() > 1 && estimate_ns(shape, true, true) >= SPLIT_NS;
-    let parts = if is_split { panels.min(PARTS_PER_THREAD * exec.threads()) } else { 1 };
-    let lens = PanelwiseScratch::of(isa, shape);
-    let (a_scratch, b_scratch) = scratch.split_at_mut(tiles.min(PANELWISE_TILES) * lens.tile);
-    assert!(b_scratch.len() >= parts * lens.panel, "scratch of {} for {parts}×{}", b_scratch.len(), lens.panel);
-    let (c, b_scratch) = (SharedMut::new(c), SharedMut::new(b_scratch));
-    let block = Block { isa, tile, shape, item, packs_a: true, completion, accumulates: false, c: &c };
-    block.check();
-    for first in (0..tiles).step_by(PANELWISE_TILES) {
-        let tiles = first..tiles.min(first + PANELWISE_TILES);
-        for ks in block.k_blocks() {
-            let pack_parts = if is_split && tiles.len() >= SPLIT_TILES_MIN { exec.threads() } else { 1 };
-            let a = &mut a_scratch[..tiles.len() * lens.tile];
-            exec.pool().chunks_mut(a, tiles.len().div_ceil(pack_parts) * lens.tile, |part, a| {
-                let first = tiles.start + part * tiles.len().div_ceil(pack_parts);
-                block.pack_tiles(first, ks.clone(), lens.tile, a);
-            });
-            exec.pool().run(parts, &|part| {
-                // SAFETY: every part has its own stretch of the scratch.
-                let b_scratch = unsafe { b_scratch.slice(part * lens.panel, lens.panel) };
-                let panels = share(panels, parts, part);
-                block.run_by_panels(tiles.clone(), panels, ks.clone(), a_scratch, lens.tile, b_scratch);
-            });
-        }
-    }
 }
 
 /// Elements of scratch that `drive_alone` needs.
@@ -310,7 +241,7 @@ fn part_cost(tile: TileShape, [items, tiles, panels]: [usize; 3]) -> usize {
 }
 
 /// One item and everything its tiles share.
-struct Block<'a> {
+pub(crate) struct Block<'a> {
     isa: Isa,
     tile: TileShape,
     shape: &'a DriveShape,
@@ -324,7 +255,7 @@ struct Block<'a> {
 
 /// Panels of B for one block of k: panel p starts at `start + p * panel_stride`.
 #[derive(Clone, Copy)]
-struct PanelBlock {
+pub(crate) struct PanelBlock {
     start: *const f32,
     panel_stride: usize,
     k_stride: usize,
@@ -332,9 +263,37 @@ struct PanelBlock {
     last: Option<*const f32>,
 }
 
+impl PanelBlock {
+    /// A single panel of rows of `width`.
+    pub(crate) fn one(start: *const f32, width: usize) -> PanelBlock {
+        PanelBlock { start, panel_stride: 0, k_stride: width, last: None }
+    }
+}
+
+impl<'a> Block<'a> {
+    /// One item whose A is not packed.
+    pub(crate) fn new(
+        isa: Isa,
+        shape: &'a DriveShape,
+        item: Item<'a>,
+        completion: &'a Completion<'a>,
+        c: &'a SharedMut<'a, f32>,
+    ) -> Block<'a> {
+        Block { isa, tile: tile_shape(isa), shape, item, packs_a: true, completion, accumulates: false, c }
+    }
+
+    pub(crate) fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    pub(crate) fn shape(&self) -> &DriveShape {
+        self.shape
+    }
+}
+
 impl Block<'_> {
     /// Panics when an operand, C, a bias or the residual is too short for the shape.
-    fn check(&self) {
+    pub(crate) fn check(&self) {
         let DriveShape { m, n, k, c_stride, .. } = *self.shape;
         match self.item.a {
             MatrixA::Packed(data) => {
@@ -407,41 +366,20 @@ impl Block<'_> {
 
     /// Steps that are added in one go: full blocks and a shorter last one. Other runtimes add in this order, and a quantised
     /// model that follows one of them needs the same bits.
-    fn k_blocks(&self) -> impl Iterator<Item = Range<usize>> {
+    pub(crate) fn k_blocks(&self) -> impl Iterator<Item = Range<usize>> {
         let (steps, block) = (self.shape.steps(), self.shape.arithmetic.steps_max());
         // An empty k still writes its zeros and their epilogue.
         (0..steps.div_ceil(block).max(1)).map(move |at| at * block..steps.min((at + 1) * block))
     }
 
-    /// Packs row tiles of A from `first` on, each into a stretch of its own.
-    fn pack_tiles(&self, first: usize, ks: Range<usize>, tile_len: usize, scratch: &mut [f32]) {
-        let tiles = row_tiles(self.isa, self.shape.m);
-        for (tile, scratch) in (first..).zip(scratch.chunks_exact_mut(tile_len)) {
-            self.pack_a(self.item.a, share(self.shape.m, tiles, tile), ks.clone(), scratch);
-        }
+    /// Packs some rows of A for some k.
+    pub(crate) fn pack_rows(&self, rows: Range<usize>, ks: Range<usize>, target: &mut [f32]) {
+        self.pack_a(self.item.a, rows, ks, target);
     }
 
-    /// Some packed row tiles times some panels, each of which is made once for all of the tiles.
-    fn run_by_panels(
-        &self,
-        tiles: Range<usize>,
-        panels: Range<usize>,
-        ks: Range<usize>,
-        packed: &[f32],
-        tile_len: usize,
-        b_scratch: &mut [f32],
-    ) {
-        let width = self.tile.cols;
-        let tile_count = row_tiles(self.isa, self.shape.m);
-        for panel in panels {
-            let columns = panel * width..self.shape.n.min((panel + 1) * width);
-            self.pack_b(self.item.b, ks.clone(), columns, b_scratch);
-            let b = PanelBlock { start: b_scratch.as_ptr(), panel_stride: 0, k_stride: width, last: None };
-            for (tile, a) in tiles.clone().zip(packed.chunks_exact(tile_len)) {
-                let rows = share(self.shape.m, tile_count, tile);
-                self.run_tile_row(rows, panel..panel + 1, a.as_ptr(), &b, ks.clone());
-            }
-        }
+    /// Makes a panel of B for some k and columns.
+    pub(crate) fn make_panel(&self, ks: Range<usize>, columns: Range<usize>, target: &mut [f32]) {
+        self.pack_b(self.item.b, ks, columns, target);
     }
 
     /// One row tile of A for some steps, packed into scratch.
@@ -467,7 +405,14 @@ impl Block<'_> {
     }
 
     /// One row tile times every panel of the block.
-    fn run_tile_row(&self, rows: Range<usize>, panels: Range<usize>, a: *const f32, b: &PanelBlock, ks: Range<usize>) {
+    pub(crate) fn run_tile_row(
+        &self,
+        rows: Range<usize>,
+        panels: Range<usize>,
+        a: *const f32,
+        b: &PanelBlock,
+        ks: Range<usize>,
+    ) {
         let DriveShape { n, c_stride, .. } = *self.shape;
         let kernel: TileKernel = match self.shape.arithmetic {
             Arithmetic::F32 => tile_kernel(self.isa, rows.len()),

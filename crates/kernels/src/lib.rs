@@ -45,6 +45,7 @@ pub mod gemm_f64;
 pub mod gemm_int;
 mod gemm_int_tile;
 mod gemm_pack;
+mod gemm_panelwise;
 mod gemm_tile;
 mod gemm_tile_words;
 pub mod isa;

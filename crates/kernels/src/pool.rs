@@ -148,6 +148,16 @@ pub fn share(tasks: usize, parts: usize, index: usize) -> Range<usize> {
     start..start + each + usize::from(index < rest)
 }
 
+/// Tasks for each thread of work that is cut evenly: who is late leaves some to the others.
+pub(crate) const PARTS_PER_THREAD: usize = 4;
+
+/// Into how many parts equal pieces of work are cut, so that the thread with the most of them has the fewest; of several such
+/// numbers the largest.
+pub(crate) fn even_parts(pieces: usize, threads: usize) -> usize {
+    let most_of_a_thread = |parts: &usize| pieces.div_ceil(*parts) * parts.div_ceil(threads.max(1));
+    (1..=pieces.min(PARTS_PER_THREAD * threads.max(1))).rev().min_by_key(most_of_a_thread).unwrap_or(1)
+}
+
 /// A mutable slice that several tasks write at once, each its own part.
 pub struct SharedMut<'a, T> {
     start: *mut T,

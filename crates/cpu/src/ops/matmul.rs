@@ -63,14 +63,14 @@ fn lower_weights(
     let weights = step.shape(1);
     let n = if op.transpose_b { weights[0] } else { weights[1] };
     if let Some(form) = matmul_exact::said_form(step, k, n)? {
-        let operands = Operands { x: 0, m, packed: matmul_exact::packed(step, op, form, machine)? };
+        let operands = Operands { x: 0, m, packed: matmul_exact::packed(step, op, form, machine) };
         return Ok(lower_product("gemm_exact", form, operands, epilogue, constant_part, machine));
     }
     let arithmetic = machine.arithmetic();
     let (plain, packed) = (Packing::Plain, Packing::Packed);
     let len = gemm_scratch_len_in(arithmetic, machine.isa, machine.threads, [m, n, k], plain, packed);
     let scratch = len * size_of::<f32>();
-    let mut reads = vec![Read::Input(0), packed_weights(step, op, k, n, machine, arithmetic)?];
+    let mut reads = vec![Read::Input(0), packed_weights(step, op, k, n, machine, arithmetic)];
     let bias = epilogue.bias.map(|input| push(&mut reads, input));
     let residual = epilogue.residual.map(|input| push(&mut reads, input));
     Ok(Lowered {
@@ -92,21 +92,15 @@ fn lower_weights(
 }
 
 /// The constant right operand, k × n, in its packed form.
-fn packed_weights(
-    step: &StepNode,
-    op: &Matmul,
-    k: usize,
-    n: usize,
-    machine: Machine,
-    arithmetic: Arithmetic,
-) -> Result<Read, String> {
-    let pack = |tensor| {
-        move |packed: &mut [f32]| match arithmetic {
-            Arithmetic::F32 => pack_in_parts(tensor, op.transpose_b, k, n, machine.isa, packed),
-            Arithmetic::Bf16 => pack_words(tensor, op.transpose_b, k, n, machine.isa, packed),
-        }
-    };
-    Read::packed(gemm::packed_b_len(machine.isa, arithmetic.steps(k), n), step.constant(1).map(pack))
+fn packed_weights(step: &StepNode, op: &Matmul, k: usize, n: usize, machine: Machine, arithmetic: Arithmetic) -> Read {
+    let (isa, is_transposed) = (machine.isa, op.transpose_b);
+    let words = format!("gemm {k}×{n} {arithmetic:?} {} transposed {is_transposed}", isa.name());
+    let constants = step.constant(1).map(|tensor| [tensor.clone()]);
+    let len = gemm::packed_b_len(isa, arithmetic.steps(k), n);
+    Read::packed_once(len, words, constants, move |[tensor], packed: &mut [f32]| match arithmetic {
+        Arithmetic::F32 => pack_in_parts(&tensor, is_transposed, k, n, isa, packed),
+        Arithmetic::Bf16 => pack_words(&tensor, is_transposed, k, n, isa, packed),
+    })
 }
 
 fn pack_words(tensor: &Tensor, is_transposed: bool, k: usize, n: usize, isa: Isa, packed: &mut [f32]) {
@@ -185,7 +179,7 @@ fn lower_batched(
     let is_one_call = batched.batch == items;
     let is_packed = is_one_call && step.is_constant(1) && b.len() == 2;
     let (packing, right) = match is_packed {
-        true => (Packing::Packed, packed_weights(step, op, k, n, machine, Arithmetic::F32)?),
+        true => (Packing::Packed, packed_weights(step, op, k, n, machine, Arithmetic::F32)),
         false => (Packing::Plain, Read::Input(1)),
     };
     let scratch = gemm_batched_scratch_len(machine.isa, machine.threads, &batched, packing) * size_of::<f32>();

@@ -20,7 +20,7 @@ pub fn lower(step: &StepNode, body: &Graph, machine: Machine) -> Result<Option<L
     if epilogue.scale.is_some() || epilogue.bias.is_some_and(is_wrong_bias) {
         return Ok(None);
     }
-    let operands = Operands { x: product.x, m: product.m, packed: product.packed(step)? };
+    let operands = Operands { x: product.x, m: product.m, packed: product.packed(step) };
     Ok(Some(lower_product("gemm_blocks", weights, operands, &epilogue, constant_part, machine)))
 }
 
@@ -91,6 +91,7 @@ struct Product {
 }
 
 /// Where the levels of weights are.
+#[derive(Clone)]
 struct Levels {
     /// Position of the input that has them.
     input: usize,
@@ -147,35 +148,37 @@ impl Product {
     }
 
     /// The weights as the kernel reads them.
-    fn packed(&self, step: &StepNode) -> Result<Read, String> {
-        let zero_points = self.zero_points.and_then(|at| step.constant(at));
-        let fill = step.constant(self.levels.input).zip(step.constant(self.scales)).map(|(levels, scales)| {
-            move |packed: &mut [u32]| {
-                let zero_points: Option<Vec<u8>> = zero_points
-                    .map(|tensor| tensor.as_bytes().iter().map(|&zero| self.counted_from_least(zero)).collect());
-                let level = self.level_of(levels);
-                self.weights.pack(level, &f32_elements(scales.as_bytes()), zero_points.as_deref(), packed);
-                levels.release_pages();
-            }
-        });
-        Read::packed(self.weights.packed_len(), fill)
+    fn packed(&self, step: &StepNode) -> Read {
+        let (weights, levels) = (self.weights, self.levels.clone());
+        let words = format!("blocks {weights:?} of {:?}, signed {}", levels.unpack, levels.is_signed);
+        let inputs = [self.levels.input, self.scales, self.zero_points.unwrap_or(self.scales)];
+        let constants: Option<Vec<Tensor>> = inputs.iter().map(|&input| step.constant(input).cloned()).collect();
+        let constants = constants.and_then(|constants| <[Tensor; 3]>::try_from(constants).ok());
+        Read::packed_once(weights.packed_len(), words, constants, move |[bytes, scales, zeros], packed: &mut [u32]| {
+            let counted = |zero: &u8| levels.counted_from_least(*zero, weights.code);
+            let zeros: Option<Vec<u8>> = weights.has_shifts.then(|| zeros.as_bytes().iter().map(counted).collect());
+            let level = levels.level_of(&bytes, &weights);
+            weights.pack(level, &f32_elements(scales.as_bytes()), zeros.as_deref(), packed);
+            bytes.release_pages();
+        })
     }
+}
 
+impl Levels {
     /// The level of a column and k, counted from the least one.
-    fn level_of<'t>(&'t self, levels: &'t Tensor) -> impl Fn(usize, usize) -> u8 + 't {
-        let (bytes, k_count) = (levels.as_bytes(), self.weights.k);
-        let per_byte = self.levels.unpack.as_ref().and_then(Unpack::per_byte).unwrap_or(1);
+    fn level_of<'t>(&'t self, levels: &'t Tensor, weights: &BlockWeights) -> impl Fn(usize, usize) -> u8 + use<'t> {
+        let (bytes, k_count, code) = (levels.as_bytes(), weights.k, weights.code);
+        let per_byte = self.unpack.as_ref().and_then(Unpack::per_byte).unwrap_or(1);
         move |column, k| {
             let at = column * k_count + k;
             let byte = bytes[at / per_byte];
-            self.counted_from_least(
-                self.levels.unpack.as_ref().map_or(byte, |unpack| unpack.element(byte, at % per_byte)),
-            )
+            let level = self.unpack.as_ref().map_or(byte, |unpack| unpack.element(byte, at % per_byte));
+            self.counted_from_least(level, code)
         }
     }
 
     /// A level of the weights' type counted from the least one.
-    fn counted_from_least(&self, level: u8) -> u8 {
-        if self.levels.is_signed { level.wrapping_add(self.weights.code.origin()) } else { level }
+    fn counted_from_least(&self, level: u8, code: Code) -> u8 {
+        if self.is_signed { level.wrapping_add(code.origin()) } else { level }
     }
 }

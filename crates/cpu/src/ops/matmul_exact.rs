@@ -17,21 +17,37 @@ const PREFIX: &str = "exact";
 const CODES: [(&str, Code); 4] =
     [("int4", Code::Int4), ("uint4", Code::Uint4), ("int8", Code::Int8), ("bf16", Code::Bf16)];
 
-/// The tactic of a product whose weights have a smaller form.
-pub fn choose(step: &StepNode, machine: Machine) -> Option<Tactic> {
+/// Weights that may have a smaller form.
+pub struct Candidate<'s> {
+    /// The weights.
+    pub constant: &'s Tensor,
+    /// Whether they are n × k.
+    pub is_transposed: bool,
+}
+
+/// The weights of a product that may have a smaller form.
+pub fn candidate(step: &StepNode, machine: Machine) -> Option<Candidate<'_>> {
     let op = product_of(step).filter(|_| !machine.is_strict && !machine.is_bf16)?;
-    let constant = step.constant(1)?;
-    let elements = f32_elements(constant.as_bytes());
-    let form = plain(step, op, &elements).exact_form(machine.isa);
-    drop(elements);
-    constant.release_pages();
-    let form = form?;
-    let (name, _) = CODES.into_iter().find(|(_, code)| *code == form.code)?;
-    let why = match form.code {
-        Code::Bf16 => "(every weight is bf16)".to_string(),
-        code => format!("(weights have {} levels in blocks of {})", 1 << code.bits(), form.block),
-    };
-    Some(Tactic { name: format!("{PREFIX}_{name}_{}", form.block), why })
+    Some(Candidate { constant: step.constant(1)?, is_transposed: op.transpose_b })
+}
+
+impl Candidate<'_> {
+    /// The tactic of their product if they have a smaller form.
+    pub fn tactic(&self, machine: Machine) -> Option<Tactic> {
+        let &[rows, columns] = self.constant.shape() else { return None };
+        let (k, n) = if self.is_transposed { (columns, rows) } else { (rows, columns) };
+        let data = f32_elements(self.constant.as_bytes());
+        let form = PlainWeights { data: &data, k, n, is_transposed: self.is_transposed }.exact_form(machine.isa);
+        drop(data);
+        self.constant.release_pages();
+        let form = form?;
+        let (name, _) = CODES.into_iter().find(|(_, code)| *code == form.code)?;
+        let why = match form.code {
+            Code::Bf16 => "(every weight is bf16)".to_string(),
+            code => format!("(weights have {} levels in blocks of {})", 1 << code.bits(), form.block),
+        };
+        Some(Tactic { name: format!("{PREFIX}_{name}_{}", form.block), why })
+    }
 }
 
 /// The form of the weights that a step's tactic says.
@@ -47,14 +63,15 @@ pub fn said_form(step: &StepNode, k: usize, n: usize) -> Result<Option<BlockWeig
 }
 
 /// The weights of a product in a form that they have.
-pub fn packed(step: &StepNode, op: &Matmul, form: BlockWeights, machine: Machine) -> Result<Read, String> {
-    let fill = step.constant(1).map(|tensor: &Tensor| {
-        move |packed: &mut [u32]| {
-            plain(step, op, &f32_elements(tensor.as_bytes())).pack(machine.isa, &form, packed);
-            tensor.release_pages();
-        }
-    });
-    Read::packed(form.packed_len(), fill)
+pub fn packed(step: &StepNode, op: &Matmul, form: BlockWeights, machine: Machine) -> Read {
+    let is_transposed = op.transpose_b;
+    let words = format!("{PREFIX} {form:?} transposed {is_transposed}");
+    let constants = step.constant(1).map(|tensor| [tensor.clone()]);
+    Read::packed_once(form.packed_len(), words, constants, move |[tensor], packed: &mut [u32]| {
+        let data = &f32_elements(tensor.as_bytes());
+        PlainWeights { data, k: form.k, n: form.n, is_transposed }.pack(machine.isa, &form, packed);
+        tensor.release_pages();
+    })
 }
 
 /// The product of a step that multiplies with one large constant f32 matrix, and has an epilogue that such products can have.
@@ -75,10 +92,4 @@ fn product_of(step: &StepNode) -> Option<&Matmul> {
     let is_large = shape.len() == 2 && shape.iter().product::<usize>() >= ELEMENTS_MIN;
     let is_covered = is_f32 && is_large && step.is_constant(1) && !op.transpose_a && epilogue.scale.is_none();
     is_covered.then_some(op)
-}
-
-fn plain<'e>(step: &StepNode, op: &Matmul, data: &'e [f32]) -> PlainWeights<'e> {
-    let shape = step.shape(1);
-    let (k, n) = if op.transpose_b { (shape[1], shape[0]) } else { (shape[0], shape[1]) };
-    PlainWeights { data, k, n, is_transposed: op.transpose_b }
 }
