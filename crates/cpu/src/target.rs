@@ -103,6 +103,10 @@ impl Target for CpuTarget {
                 builder.add_view(node);
                 continue;
             }
+            let copy = |ty: &Type| self.draft(&copy_step(ty)?, &node.provenance.to_string());
+            if builder.add_slice_view(node) || builder.add_concat_in_place(node, copy)? {
+                continue;
+            }
             let mut step = StepNode::new(graph, node)?;
             step.tactic = self.tactics.choose(&step);
             builder.add_step(node, self.draft(&step, &node.provenance.to_string(), store)?)?;

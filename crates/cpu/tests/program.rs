@@ -9,7 +9,7 @@ use precast_ir::attr::NoConstants;
 use precast_ir::op::Conv;
 use precast_ir::{Graph, text};
 use precast_passes::{Numerics, PassOptions, WeightPrecision};
-use precast_program::{Bucket, Device, LoadedProgram, MemoryStore, Program, Target, decode, encode};
+use precast_program::{Bucket, Device, LoadedProgram, MemoryStore, Place, Program, Slot, Target, decode, encode};
 use precast_tensor::{DType, Tensor, Type};
 
 /// One step of many kinds, with large and small constants. The numbers of a constant do not matter here.
@@ -324,4 +324,27 @@ fn random_edits_of_the_text_never_panic() {
         }
     }
     assert!(loaded_count > 20 && refused_count > 1000, "{loaded_count} loaded, {refused_count} refused");
+}
+
+#[test]
+fn parts_of_a_concatenation_are_written_where_they_lie_in_it() {
+    let graph = r#"graph ""(%0 "x": f32[1,4,4,4]) {
+  %1 = softmax(%0) {axis=3, log=false} : f32[1,4,4,4]
+  %2 = slice(%1) {start=[0, 2, 0, 0], step=[1, 1, 1, 1], size=[1, 2, 4, 4]} : f32[1,2,4,4]
+  %3 = softmax(%2) {axis=2, log=false} : f32[1,2,4,4]
+  %4 = concat(%1, %3) {axis=1} : f32[1,6,4,4]
+  %5 = softmax(%4) {axis=1, log=false} : f32[1,6,4,4]
+  return "y" %5
+}
+"#;
+    let graph = text::parse(graph, &NoConstants).unwrap();
+    let program = target(Isa::Portable, 1).compile(&graph, &Bucket::default(), &MemoryStore::default()).unwrap();
+    let arena = |offset: u64, bytes: u64| Slot { place: Place::Arena(offset), bytes };
+    let output = Slot { place: Place::Output(0), bytes: 384 };
+    let slots: Vec<(Vec<Slot>, Vec<Slot>)> =
+        program.steps.iter().map(|step| (step.reads.clone(), step.writes.clone())).collect();
+    assert_eq!(slots[0].1, [arena(0, 256)]);
+    assert_eq!(slots[1], (vec![arena(128, 128)], vec![arena(256, 128)]));
+    assert_eq!(slots[2], (vec![arena(0, 384)], vec![output]));
+    assert_eq!((program.steps.len(), program.arena_bytes), (3, 384));
 }

@@ -35,8 +35,8 @@ const WAIT: &str = "wait_for_last();";
 /// would take the places of blocks that work.
 const OVERLAPPING_WAVES: u64 = 4;
 
-/// Passes whose results only another target has kernels for.
-const FOREIGN_PASSES: [&str; 1] = ["quantise_weights"];
+/// Passes whose results only another target has kernels for, or is faster at.
+const FOREIGN_PASSES: [&str; 2] = ["quantise_weights", "hoist_softmax"];
 
 /// What steps cost on a data-centre GPU of the last years, by how values lie: dense products at the rate that large
 /// convolutions reach, feature maps between main memory and the second cache, and what a launch takes within a capture.

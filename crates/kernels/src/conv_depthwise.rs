@@ -10,6 +10,7 @@ use crate::conv_depthwise_rows::{self, ChannelRows};
 use crate::epilogue::{Epilogue, Light, add_residual};
 use crate::isa::{Exec, Isa};
 use crate::padded_plane::{Plane, TAPS_MAX, fill_plane};
+use crate::plane_rows::{is_cut_by_rows, rows_of_part};
 use crate::pool::{SharedMut, share};
 use crate::simd::multiversion;
 use std::ops::Range;
@@ -28,6 +29,11 @@ pub(crate) fn is_depthwise(shape: &ConvShape) -> bool {
     let multiplier = shape.out_channels / shape.groups;
     let is_by_channel = shape.groups > 1 && shape.channels_per_group() == 1;
     is_by_channel && multiplier <= MULTIPLIER_MAX && shape.taps() <= TAPS_MAX
+}
+
+/// How many rows of results are best computed at a time, if it can be fewer than all.
+pub(crate) fn row_step(isa: Isa, shape: &ConvShape) -> Option<usize> {
+    conv_depthwise_rows::covers(isa, shape).then_some(conv_depthwise_rows::ROWS)
 }
 
 /// Elements of scratch that `conv_depthwise` needs.
@@ -51,7 +57,9 @@ pub(crate) fn conv_depthwise(
         return;
     }
     let is_small = y.len() * shape.taps() < SPLIT_PRODUCTS;
-    let parts = if is_small { 1 } else { exec.threads().min(planes) };
+    let row_step = row_step(exec.isa(), shape).filter(|_| is_cut_by_rows(shape.batch, shape.out_area()));
+    let parts_max = row_step.map_or(planes, |step| shape.out_height.div_ceil(step));
+    let parts = if is_small { 1 } else { exec.threads().min(parts_max) };
     let part_scratch = Depthwise::scratch_len(exec.isa(), shape);
     assert!(scratch.len() >= parts * part_scratch, "scratch of {} for {parts}×{part_scratch}", scratch.len());
     let (y, scratch) = (SharedMut::new(y), SharedMut::new(scratch));
@@ -59,11 +67,14 @@ pub(crate) fn conv_depthwise(
         // SAFETY: every part has its own stretch of the scratch.
         let scratch = unsafe { scratch.slice(part * part_scratch, part_scratch) };
         depthwise.prepare(scratch);
-        for plane in share(planes, parts, part) {
-            // SAFETY: every plane belongs to one part.
-            let results = unsafe { y.slice(depthwise.results(plane).start, depthwise.results(plane).len()) };
+        let (planes, rows) = match row_step {
+            Some(step) => (0..planes, rows_of_part(shape.out_height, step, parts, part)),
+            None => (share(planes, parts, part), 0..shape.out_height),
+        };
+        for plane in planes {
             let image = &x[plane * in_area..(plane + 1) * in_area];
-            depthwise.run(plane, image, 0..shape.out_height, scratch, results);
+            // SAFETY: these rows of the plane belong to this part.
+            unsafe { depthwise.run(plane, image, rows.clone(), scratch, &y) };
         }
     });
 }
@@ -102,38 +113,31 @@ impl<'a> Depthwise<'a> {
         }
     }
 
-    /// How many rows of results are best computed at a time, if it can be fewer than all.
-    pub(crate) fn row_step(&self) -> Option<usize> {
-        self.reads_image.then_some(conv_depthwise_rows::ROWS)
-    }
-
-    /// Where the results of an input plane lie in those of the convolution.
-    pub(crate) fn results(&self, plane: usize) -> Range<usize> {
-        let len = self.shape.out_channels / self.shape.groups * self.shape.out_area();
-        plane * len..(plane + 1) * len
-    }
-
     /// Computes rows of the results of one input plane; all of them where there is no `row_step`.
-    pub(crate) fn run(
+    ///
+    /// # Safety
+    /// Nothing else touches these rows of the plane's results in `y` meanwhile.
+    pub(crate) unsafe fn run(
         &self,
         plane: usize,
         image: &[f32],
         rows: Range<usize>,
         scratch: &mut [f32],
-        results: &mut [f32],
+        y: &SharedMut<f32>,
     ) {
-        let multiplier = self.shape.out_channels / self.shape.groups;
-        let results = results.chunks_exact_mut(self.shape.out_area().max(1)).take(multiplier).enumerate();
+        let (multiplier, width) = (self.shape.out_channels / self.shape.groups, self.shape.out_width);
+        // SAFETY: rows of the results of this plane, one copy at a time.
+        let target =
+            |index: usize| unsafe { y.slice(index * self.shape.out_area() + rows.start * width, rows.len() * width) };
+        let copies = plane * multiplier..(plane + 1) * multiplier;
         if self.reads_image {
-            return results.for_each(|(copy, target)| {
-                self.run_rows(plane * multiplier + copy, image, rows.clone(), target);
-            });
+            return copies.for_each(|index| self.run_rows(index, image, rows.clone(), target(index)));
         }
         assert_eq!(rows, 0..self.shape.out_height, "this form computes whole planes");
         let (padded, strip) = scratch.split_at_mut(plane_len(self.shape));
         fill_plane(self.isa, &self.plane, self.shape, image, padded);
-        for (copy, target) in results {
-            self.run_padded(plane * multiplier + copy, padded, target, strip);
+        for index in copies {
+            self.run_padded(index, padded, target(index), strip);
         }
     }
 
@@ -174,8 +178,7 @@ impl<'a> Depthwise<'a> {
         };
         channel.run(self.isa, rows.clone(), target);
         if light.is_none() {
-            let elements = rows.start * shape.out_width..rows.end * shape.out_width;
-            self.epilogue.finish_row(self.isa, start + elements.start, &mut target[elements]);
+            self.epilogue.finish_row(self.isa, start + rows.start * shape.out_width, target);
         }
     }
 }

@@ -28,12 +28,13 @@ pub(crate) struct ChannelRows<'a> {
 }
 
 impl ChannelRows<'_> {
-    /// Computes some rows of the channel. Panics when a slice is too short, a row is not there or `covers` is false.
+    /// Computes some rows of the channel into `target`, which holds those rows alone. Panics when a slice is too short, a row
+    /// is not there or `covers` is false.
     pub(crate) fn run(&self, isa: Isa, rows: Range<usize>, target: &mut [f32]) {
         let shape = self.shape;
         assert!(rows.end <= shape.out_height, "rows {rows:?} of {shape:?}");
         assert!(covers(isa, shape), "{shape:?}");
-        assert!(self.image.len() >= shape.in_area() && target.len() >= shape.out_area());
+        assert!(self.image.len() >= shape.in_area() && target.len() >= rows.len() * shape.out_width);
         assert!(self.weights.len() >= shape.taps());
         for residual in [self.first_residual, self.last_residual].into_iter().flatten() {
             assert!(residual.len() >= shape.out_area());
@@ -46,7 +47,8 @@ impl ChannelRows<'_> {
                 false => kernel_of!(wide, shape),
                 true => kernel_of!(narrow, shape),
             };
-            run(self, rows, target.as_mut_ptr());
+            let plane = target.as_mut_ptr().wrapping_sub(rows.start * shape.out_width);
+            run(self, rows, plane);
         }
     }
 }
@@ -126,7 +128,8 @@ macro_rules! kernels {
             use std::ops::Range;
 
             /// # Safety
-            /// The slices of the channel and the target must cover the shape.
+            /// The slices of the channel must cover the shape; `target` is where the plane starts of which the rows may be
+            /// written.
             #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
             pub(super) unsafe fn run<const SIZE: usize, const DOWN: usize, const ACROSS: usize>(
                 channel: &ChannelRows,
@@ -221,7 +224,7 @@ macro_rules! kernels {
                     if let Some(residual) = residuals[1] {
                         value = $add(value, $load(live, residual.as_ptr().add(position)));
                     }
-                    $store(target.add(position), live, value);
+                    $store(target.wrapping_add(position), live, value);
                 }
             }
         }

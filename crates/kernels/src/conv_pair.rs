@@ -1,12 +1,13 @@
 //! A 1×1 convolution whose result only a depthwise one reads, as one kernel.
 //!
 //! A few channels of the first at a time, and of large images some rows at a time, so that the second finds them in the
-//! nearest cache and what lies between the two is never a whole tensor. Threads share the channels: what one of them has
-//! computed no other reads. Both add in the order in which they do alone, so the results are the same bits.
+//! nearest cache and what lies between the two is never a whole tensor. Threads share the channels of small images and the rows of
+//! large ones: what one of them has computed between the two no other reads. Both add in the order in which they do alone,
+//! so the results are the same bits.
 
 use crate::arithmetic::Arithmetic;
 use crate::conv::ConvShape;
-use crate::conv_depthwise::{Depthwise, is_depthwise};
+use crate::conv_depthwise::{Depthwise, is_depthwise, row_step};
 use crate::epilogue::{Bias, Epilogue};
 use crate::gemm_drive::{
     Completion, DIRECT_TILES_MAX, DriveShape, Item, SPLIT_NS, SourceB, drive_panels, drive_panels_scratch_len,
@@ -15,6 +16,7 @@ use crate::gemm_drive::{
 use crate::gemm_pack::{MatrixA, MatrixB, pack_a_into, pack_b_panel, packed_b_len};
 use crate::gemm_tile::tile_shape;
 use crate::isa::{Exec, Isa};
+use crate::plane_rows::{is_cut_by_rows, rows_of_part};
 use crate::pool::{SharedMut, share};
 use std::ops::Range;
 
@@ -86,7 +88,10 @@ impl ConvPair {
         }
         assert!(operands.first_epilogue.residual.is_none(), "the first convolution has no residual");
         let is_small = estimate_ns(&self.first.drive_shape(Arithmetic::F32), false, true) < SPLIT_NS;
-        let parts = if is_small { 1 } else { exec.threads().min(tasks) };
+        let ConvShape { batch, out_height, .. } = self.second;
+        let row_step = row_step(isa, &self.second).filter(|_| is_cut_by_rows(batch, self.second.out_area()));
+        let parts_max = row_step.map_or(tasks, |step| out_height.div_ceil(step));
+        let parts = if is_small { 1 } else { exec.threads().min(parts_max) };
         let part_scratch = self.part_scratch(isa);
         let part_len = part_scratch.iter().sum();
         assert!(scratch.len() >= parts * part_len, "scratch of {} for {parts}×{part_len}", scratch.len());
@@ -94,7 +99,11 @@ impl ConvPair {
         exec.pool().run(parts, &|part| {
             // SAFETY: every part has its own stretch of the scratch.
             let scratch = unsafe { scratch.slice(part * part_len, part_len) };
-            Part::new(self, isa, x, operands, part_scratch, scratch).run(share(tasks, parts, part), &y);
+            let (tasks, rows) = match row_step {
+                Some(step) => (0..tasks, rows_of_part(out_height, step, parts, part)),
+                None => (share(tasks, parts, part), 0..out_height),
+            };
+            Part::new(self, isa, x, operands, part_scratch, scratch).run(tasks, rows, &y);
         });
     }
 
@@ -158,16 +167,16 @@ impl<'a> Part<'a> {
         Part { pair, isa, x, operands, depthwise, middle, image, drive, plane }
     }
 
-    /// Computes groups of channels, those of all images counted together.
-    fn run(&mut self, tasks: Range<usize>, y: &SharedMut<f32>) {
+    /// Computes rows of groups of channels, those of all images counted together.
+    fn run(&mut self, tasks: Range<usize>, rows: Range<usize>, y: &SharedMut<f32>) {
         let groups = self.pair.groups(self.isa);
         let mut packed = None;
         for task in tasks {
             let (image, group) = (task / groups, task % groups);
             if self.pair.packs_image() && packed.replace(image) != Some(image) {
-                self.pack_image(image);
+                self.pack_image(image, self.panels_read(&rows));
             }
-            self.run_group(image, self.pair.channels(self.isa, group), y);
+            self.run_group(image, self.pair.channels(self.isa, group), rows.clone(), y);
         }
     }
 
@@ -176,33 +185,40 @@ impl<'a> Part<'a> {
         MatrixB::Rows { data: &self.x[image * len..(image + 1) * len], stride: self.pair.first.in_area() }
     }
 
-    fn pack_image(&mut self, image: usize) {
+    fn pack_image(&mut self, image: usize, panels: Range<usize>) {
         let (x, width) = (self.x_of(image), tile_shape(self.isa).cols);
         let DriveShape { n, k, .. } = self.pair.first.drive_shape(Arithmetic::F32);
-        for (panel, target) in self.image.chunks_exact_mut((width * k).max(1)).enumerate().take(n.div_ceil(width)) {
+        let targets = self.image.chunks_exact_mut((width * k).max(1)).enumerate();
+        for (panel, target) in targets.take(panels.end).skip(panels.start) {
             pack_b_panel(self.isa, width, x, 0..k, panel * width..n.min((panel + 1) * width), k, target);
         }
     }
 
     /// Both convolutions for some channels of an image, a band of rows after another.
-    fn run_group(&mut self, image: usize, channels: Range<usize>, y: &SharedMut<f32>) {
-        let ConvShape { out_height, in_width, .. } = self.pair.second;
-        let width = tile_shape(self.isa).cols;
+    fn run_group(&mut self, image: usize, channels: Range<usize>, rows: Range<usize>, y: &SharedMut<f32>) {
         let step = self.rows_at_once(channels.len());
-        let mut done = 0;
-        for first_row in (0..out_height).step_by(step) {
-            let rows = first_row..out_height.min(first_row + step);
-            let needed = (self.rows_read(rows.end) * in_width).div_ceil(width);
+        let mut done = self.panels_read(&rows).start;
+        for first_row in rows.clone().step_by(step) {
+            let rows = first_row..rows.end.min(first_row + step);
+            let needed = self.panels_read(&rows).end;
             self.run_first(image, channels.clone(), done.min(needed)..needed);
             done = done.max(needed);
             self.run_second(image, channels.clone(), rows, y);
         }
     }
 
+    /// The panels of what lies between the two that some rows of results read.
+    fn panels_read(&self, rows: &Range<usize>) -> Range<usize> {
+        let ConvShape { in_width, stride, pad_top, .. } = self.pair.second;
+        let width = tile_shape(self.isa).cols;
+        let end = (self.rows_read(rows.end) * in_width).div_ceil(width);
+        ((rows.start * stride[0]).saturating_sub(pad_top) * in_width / width).min(end)..end
+    }
+
     /// Rows of results of a band.
     fn rows_at_once(&self, channels: usize) -> usize {
         let ConvShape { out_height, in_width, stride, .. } = self.pair.second;
-        let Some(step) = self.depthwise.row_step() else { return out_height.max(1) };
+        let Some(step) = row_step(self.isa, &self.pair.second) else { return out_height.max(1) };
         let rows = BAND_ELEMENTS / (channels * in_width * stride[0]).max(1);
         (rows / step).max(1) * step
     }
@@ -210,7 +226,7 @@ impl<'a> Part<'a> {
     /// How many rows between the two the first `rows` of the results read.
     fn rows_read(&self, rows: usize) -> usize {
         let ConvShape { in_height, filter_height, stride, pad_top, dilation, .. } = self.pair.second;
-        let end = (rows - 1) * stride[0] + (filter_height - 1) * dilation[0] + 1;
+        let end = rows.saturating_sub(1) * stride[0] + (filter_height - 1) * dilation[0] + 1;
         end.saturating_sub(pad_top).min(in_height)
     }
 
@@ -233,10 +249,8 @@ impl<'a> Part<'a> {
         let area = self.pair.first.out_area();
         for (middle, channel) in self.middle.chunks_exact(area).zip(channels) {
             let plane = image * self.pair.second.in_channels + channel;
-            let results = self.depthwise.results(plane);
-            // SAFETY: every channel of an image belongs to one part.
-            let results = unsafe { y.slice(results.start, results.len()) };
-            self.depthwise.run(plane, middle, rows.clone(), self.plane, results);
+            // SAFETY: every row of every channel of an image belongs to one part.
+            unsafe { self.depthwise.run(plane, middle, rows.clone(), self.plane, y) };
         }
     }
 }

@@ -197,6 +197,11 @@ mod x86 {
     use std::arch::x86_64::*;
     use std::ops::Range;
 
+    /// Taps whose patches are packed together: what they read of a channel overlaps.
+    const TAPS_AT_ONCE: usize = 9;
+    /// Stands for pixels in a row outside the image.
+    const OUTSIDE: usize = usize::MAX;
+
     impl ImagePatches<'_> {
         /// Most pixels of wide images: a tap is one address for all lanes and only whole rows of it may be outside.
         ///
@@ -205,42 +210,74 @@ mod x86 {
         /// `width` apart.
         #[target_feature(enable = "avx512f")]
         pub(super) unsafe fn pack_interior(&self, run: &PixelRun, width: usize, ks: Range<usize>, target: *mut f32) {
-            let shape = self.shape;
-            let (channels, area) = (shape.channels_per_group(), shape.in_area());
+            let channels = self.shape.channels_per_group();
+            let mut k = ks.start;
+            while k < ks.end {
+                let (tap, channel) = (k / channels, k % channels);
+                let (taps, count) = match channel {
+                    0 if ks.end - k >= channels => (((ks.end - k) / channels).min(TAPS_AT_ONCE), channels),
+                    _ => (1, (channels - channel).min(ks.end - k)),
+                };
+                let target = target.wrapping_add((k - ks.start) * width);
+                // SAFETY: handed on; these taps of these channels are the next values of k.
+                unsafe {
+                    match self.shape.stride[1] {
+                        1 => self.pack_taps::<1>(run, width, tap..tap + taps, channel..channel + count, target),
+                        _ => self.pack_taps::<2>(run, width, tap..tap + taps, channel..channel + count, target),
+                    }
+                }
+                k += taps * count;
+            }
+        }
+
+        /// Some taps of some channels, those of one channel together: the rows of successive channels often lie a multiple of a
+        /// page apart, where few of them stay in the first cache until the next tap.
+        ///
+        /// # Safety
+        /// As for `pack_interior`, with pixels `STRIDE` apart.
+        #[target_feature(enable = "avx512f")]
+        unsafe fn pack_taps<const STRIDE: usize>(
+            &self,
+            run: &PixelRun,
+            width: usize,
+            taps: Range<usize>,
+            channels: Range<usize>,
+            target: *mut f32,
+        ) {
             let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-            let column = run.column * shape.stride[1] - shape.pad_left;
-            let (mut tap, mut channel) = (ks.start / channels, ks.start % channels);
-            let (mut tap_row, mut tap_column) = (tap / shape.filter_width, tap % shape.filter_width);
-            let mut done = 0;
-            while done < ks.len() {
-                let count = (channels - channel).min(ks.len() - done);
-                let y = (run.row * shape.stride[0] + tap_row * shape.dilation[0]).wrapping_sub(shape.pad_top);
-                let is_inside = y < shape.in_height;
-                let pixel = y.wrapping_mul(shape.in_width).wrapping_add(column + tap_column * shape.dilation[1]);
-                let mut source = self.image.as_ptr().wrapping_add(channel * area).wrapping_add(pixel);
-                for at in done..done + count {
+            let mut pixels = [OUTSIDE; TAPS_AT_ONCE];
+            let pixels = &mut pixels[..taps.len()];
+            for (pixel, tap) in pixels.iter_mut().zip(taps) {
+                *pixel = self.interior_pixel(run, tap);
+            }
+            let (area, count) = (self.shape.in_area(), channels.len());
+            for (index, channel) in channels.enumerate() {
+                let image = self.image.as_ptr().wrapping_add(channel * area);
+                for (at, &pixel) in pixels.iter().enumerate() {
                     // SAFETY: the 16 pixels lie in one row of the image, and so do the values between them.
                     unsafe {
-                        let value = if !is_inside {
-                            _mm512_setzero_ps()
-                        } else if shape.stride[1] == 1 {
-                            _mm512_loadu_ps(source)
-                        } else {
-                            let high = _mm512_maskz_loadu_ps(0x7fff, source.add(LANES));
-                            _mm512_permutex2var_ps(_mm512_loadu_ps(source), even, high)
+                        let source = image.wrapping_add(pixel);
+                        let value = match STRIDE {
+                            _ if pixel == OUTSIDE => _mm512_setzero_ps(),
+                            1 => _mm512_loadu_ps(source),
+                            _ => {
+                                let high = _mm512_maskz_loadu_ps(0x7fff, source.add(LANES));
+                                _mm512_permutex2var_ps(_mm512_loadu_ps(source), even, high)
+                            }
                         };
-                        _mm512_storeu_ps(target.add(at * width), value);
+                        _mm512_storeu_ps(target.add((at * count + index) * width), value);
                     }
-                    source = source.wrapping_add(area);
-                }
-                done += count;
-                (tap, channel) = (tap + 1, 0);
-                tap_column += 1;
-                if tap_column == shape.filter_width {
-                    (tap_row, tap_column) = (tap_row + 1, 0);
                 }
             }
-            debug_assert!(tap <= shape.taps());
+        }
+
+        /// Where the first pixel of an interior run lies in its channel for a tap.
+        fn interior_pixel(&self, run: &PixelRun, tap: usize) -> usize {
+            let shape = self.shape;
+            let (tap_row, tap_column) = (tap / shape.filter_width, tap % shape.filter_width);
+            let y = (run.row * shape.stride[0] + tap_row * shape.dilation[0]).wrapping_sub(shape.pad_top);
+            let x = run.column * shape.stride[1] - shape.pad_left + tap_column * shape.dilation[1];
+            if y < shape.in_height { y * shape.in_width + x } else { OUTSIDE }
         }
     }
 

@@ -6,8 +6,10 @@
 
 use crate::conv::ConvShape;
 use crate::isa::{Exec, Isa};
-use crate::padded_plane::{Plane, TAPS_MAX, fill_plane};
+use crate::padded_plane::{Plane, TAPS_MAX, fill_rows};
+use crate::plane_rows::rows_of_part;
 use crate::pool::SharedMut;
+use crate::simd::ELEMENTS_PER_TASK_MIN;
 use std::ops::Range;
 
 /// The most channels for which copying the image pays.
@@ -29,12 +31,21 @@ pub(crate) fn planes_len(shape: &ConvShape) -> usize {
 /// Copies the channels of one image into `planes`.
 pub(crate) fn fill_planes(exec: Exec, shape: &ConvShape, image: &[f32], planes: &mut [f32]) {
     let plane = Plane::of(shape);
+    let is_small = planes_len(shape) < 2 * ELEMENTS_PER_TASK_MIN;
+    let parts = if is_small { 1 } else { exec.threads().min(plane.rows) };
     let planes = SharedMut::new(planes);
-    exec.pool().run(shape.in_channels, &|channel| {
-        // SAFETY: every channel has its own plane, and belongs to one thread.
-        let padded = unsafe { planes.slice(channel * plane.len(), plane.len()) };
-        plane.clear_border(shape, padded);
-        fill_plane(exec.isa(), &plane, shape, &image[channel * shape.in_area()..][..shape.in_area()], padded);
+    // By rows, since those who compute pixels of the result read the rows around them.
+    exec.pool().run(parts, &|part| {
+        let rows = rows_of_part(plane.rows, 1, parts, part);
+        for channel in 0..shape.in_channels {
+            let image = &image[channel * shape.in_area()..][..shape.in_area()];
+            for phase in 0..plane.phases[0] * plane.phases[1] {
+                let places = plane.places(phase, &rows);
+                // SAFETY: these rows of every phase of every channel belong to one part.
+                let padded = unsafe { planes.slice(channel * plane.len() + places.start, places.len()) };
+                fill_rows(exec.isa(), &plane, shape, image, phase, rows.clone(), padded);
+            }
+        }
     });
 }
 

@@ -52,6 +52,7 @@ pub mod isa;
 pub mod math;
 pub mod norm;
 mod padded_plane;
+mod plane_rows;
 pub mod pointwise;
 mod pointwise_lanes;
 mod pointwise_program;

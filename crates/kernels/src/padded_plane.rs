@@ -3,6 +3,7 @@
 
 use crate::conv::ConvShape;
 use crate::simd::multiversion;
+use std::ops::Range;
 
 /// The most taps; their distances are kept on the stack, and one sum takes them all (specs/compiler.md §10).
 pub(crate) const TAPS_MAX: usize = 128;
@@ -10,10 +11,12 @@ pub(crate) const TAPS_MAX: usize = 128;
 /// A padded channel: for each phase of the strides, the rows and columns of that phase.
 #[derive(Clone, Copy)]
 pub(crate) struct Plane {
-    rows: usize,
+    /// Rows of a phase.
+    pub rows: usize,
     /// From one row to the next.
     pub row_len: usize,
-    phases: [usize; 2],
+    /// Phases down and across.
+    pub phases: [usize; 2],
 }
 
 impl Plane {
@@ -61,23 +64,9 @@ struct Span {
 }
 
 impl Plane {
-    /// Makes the places of the plane that lie outside the image zero.
-    pub(crate) fn clear_border(&self, shape: &ConvShape, padded: &mut [f32]) {
-        for (phase, padded) in padded.chunks_mut((self.rows * self.row_len).max(1)).enumerate() {
-            if phase >= self.phases[0] * self.phases[1] {
-                break;
-            }
-            let ys = self.span(0, phase / self.phases[1], shape.pad_top, shape.in_height);
-            let xs = self.span(1, phase % self.phases[1], shape.pad_left, shape.in_width);
-            for (row, values) in padded.chunks_mut(self.row_len).enumerate() {
-                if (ys.start..ys.start + ys.count).contains(&row) {
-                    values[..xs.start].fill(0.0);
-                    values[xs.start + xs.count..].fill(0.0);
-                } else {
-                    values.fill(0.0);
-                }
-            }
-        }
+    /// Where rows of one phase lie in the plane.
+    pub(crate) fn places(&self, phase: usize, rows: &Range<usize>) -> Range<usize> {
+        (phase * self.rows + rows.start) * self.row_len..(phase * self.rows + rows.end) * self.row_len
     }
 }
 
@@ -89,13 +78,40 @@ multiversion! {
             let xs = plane.span(1, phase % plane.phases[1], shape.pad_left, shape.in_width);
             for index in 0..ys.count {
                 let start = (phase * plane.rows + ys.start + index) * plane.row_len + xs.start;
-                let values = &mut padded[start..start + xs.count];
-                let source_row = ys.source + index * plane.phases[0];
-                let source = &channel[source_row * shape.in_width..(source_row + 1) * shape.in_width];
-                copy_every(source.get(xs.source..).unwrap_or_default(), plane.phases[1], values);
+                copy_row(plane, shape, channel, ys.source + index * plane.phases[0], xs, &mut padded[start..]);
             }
         }
     }
+
+    /// Copies a channel to some rows of one phase, and zeros to what of them lies outside the image.
+    pub(crate) fn fill_rows<F: MulAdd>(
+        plane: &Plane,
+        shape: &ConvShape,
+        channel: &[f32],
+        phase: usize,
+        rows: Range<usize>,
+        padded: &mut [f32],
+    ) {
+        let ys = plane.span(0, phase / plane.phases[1], shape.pad_top, shape.in_height);
+        let xs = plane.span(1, phase % plane.phases[1], shape.pad_left, shape.in_width);
+        for (row, values) in rows.zip(padded.chunks_exact_mut(plane.row_len.max(1))) {
+            let index = row.checked_sub(ys.start).filter(|index| *index < ys.count);
+            let Some(index) = index else {
+                values.fill(0.0);
+                continue;
+            };
+            values[..xs.start].fill(0.0);
+            values[xs.start + xs.count..].fill(0.0);
+            copy_row(plane, shape, channel, ys.source + index * plane.phases[0], xs, &mut values[xs.start..]);
+        }
+    }
+}
+
+/// Copies the pixels of one phase of a row of the image.
+#[inline(always)]
+fn copy_row(plane: &Plane, shape: &ConvShape, channel: &[f32], row: usize, xs: Span, values: &mut [f32]) {
+    let source = &channel[row * shape.in_width..(row + 1) * shape.in_width];
+    copy_every(source.get(xs.source..).unwrap_or_default(), plane.phases[1], &mut values[..xs.count]);
 }
 
 /// `values[i] = source[i * stride]`.

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use crate::isa::Exec;
+use crate::plane_rows::PlaneRows;
 use crate::pool::{SharedMut, share};
 use crate::simd::{ELEMENTS_PER_TASK_MIN, multiversion};
 
@@ -117,10 +118,12 @@ pub fn resize(exec: &Exec, planes: usize, tables: &ResizeTables, src: &[f32], ds
     });
 }
 
-/// Copies elements of 1, 2, 4 or 8 bytes: output (y, x) is input (`rows[y]`, `columns[x]`) of the same plane.
+/// Copies elements of 1, 2, 4 or 8 bytes: output (y, x) is input (`rows[y]`, `columns[x]`) of the same plane. The images decide
+/// how threads share the planes.
 pub fn resize_nearest(
     exec: &Exec,
     element_bytes: usize,
+    batch: usize,
     planes: usize,
     input: (usize, usize),
     rows: &[usize],
@@ -138,9 +141,11 @@ pub fn resize_nearest(
     assert!(columns.iter().all(|&column| column < width), "a column outside of {width}");
     let row_bytes = columns.len() * element_bytes;
     let rows_in_task = (ELEMENTS_PER_TASK_MIN * 2).div_ceil(columns.len());
-    exec.pool().chunks_mut(dst, rows_in_task * row_bytes, |task, dst| {
+    let (height_out, area) = (rows.len(), rows.len() * columns.len());
+    let results = PlaneRows { batch, planes, height: height_out, area, row_len: row_bytes, rows_in_task };
+    results.share(exec, dst, |first, dst| {
         for index in 0..dst.len() / row_bytes {
-            let row = task * rows_in_task + index;
+            let row = first + index;
             let from = |row: usize| row / rows.len() * height + rows[row % rows.len()];
             let (done, rest) = dst.split_at_mut(index * row_bytes);
             let target = &mut rest[..row_bytes];
@@ -264,9 +269,9 @@ mod tests {
     fn nearest_copies_any_element() {
         let mut lcg = Lcg::new(72);
         for bytes in [1, 2, 4, 8] {
-            let (planes, height, width) = (5, 6, 9);
+            let (planes, height, width) = (40, 6, 9);
             let rows: Vec<usize> = (0..12).map(|row| row / 2).collect();
-            let columns: Vec<usize> = (0..50).map(|_| lcg.below(width)).collect();
+            let columns: Vec<usize> = (0..100).map(|_| lcg.below(width)).collect();
             let src = lcg.bytes(planes * height * width * bytes);
             let mut expected = Vec::new();
             for plane in 0..planes {
@@ -277,9 +282,12 @@ mod tests {
                 }
             }
             for_each_exec(|exec| {
-                let mut dst = vec![0; expected.len()];
-                resize_nearest(exec, bytes, planes, (height, width), &rows, &columns, &src, &mut dst);
-                assert!(dst == expected);
+                // One image is cut by rows, several by planes.
+                for batch in [1, 4] {
+                    let mut dst = vec![0; expected.len()];
+                    resize_nearest(exec, bytes, batch, planes, (height, width), &rows, &columns, &src, &mut dst);
+                    assert!(dst == expected);
+                }
             });
         }
     }

@@ -7,7 +7,8 @@ use std::ops::Range;
 
 use crate::isa::Exec;
 use crate::math;
-use crate::row_sum::CHAIN_MAX;
+use crate::plane_rows::PlaneRows;
+use crate::row_sum::{CHAIN_MAX, sum_of};
 use crate::simd::{multiversion, rows_per_task};
 
 /// Sizes along one dimension.
@@ -48,6 +49,11 @@ impl PoolAxis {
         first.min(end)..end
     }
 
+    /// Whether the one window is the input itself.
+    fn is_whole(self) -> bool {
+        self.output == 1 && self.kernel == self.input && self.dilation == 1 && self.pad_begin == 0
+    }
+
     /// How many positions of the window count for an average.
     fn count(self, output: usize, counts_padding: bool) -> usize {
         let end = self.input + self.pad_begin + self.pad_end;
@@ -61,7 +67,9 @@ impl PoolAxis {
 /// The sizes of a pooling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PoolShape {
-    /// Batch times channels.
+    /// Images, which decide how threads share the planes.
+    pub batch: usize,
+    /// Images times channels.
     pub planes: usize,
     /// Vertical sizes.
     pub height: PoolAxis,
@@ -84,7 +92,7 @@ pub enum PoolKernel {
 
 /// Pools `[planes, height.input, width.input]` to `[planes, height.output, width.output]`.
 pub fn pool(exec: &Exec, kernel: PoolKernel, shape: &PoolShape, src: &[f32], dst: &mut [f32]) {
-    let PoolShape { planes, height, width } = *shape;
+    let PoolShape { batch, planes, height, width } = *shape;
     assert_eq!(src.len(), planes * height.input * width.input, "elements of the source");
     assert_eq!(dst.len(), planes * height.output * width.output, "elements of the target");
     assert!(height.stride > 0 && width.stride > 0, "strides of a pooling are at least 1");
@@ -93,9 +101,10 @@ pub fn pool(exec: &Exec, kernel: PoolKernel, shape: &PoolShape, src: &[f32], dst
     }
     let rows = planes * height.output;
     let rows_in_task = rows_per_task(rows, width.output, height.kernel * width.kernel);
-    exec.pool().chunks_mut(dst, rows_in_task * width.output, |task, dst| {
-        for (index, dst) in dst.chunks_exact_mut(width.output).enumerate() {
-            let row = task * rows_in_task + index;
+    let (area, row_len) = (height.output * width.output, width.output);
+    let results = PlaneRows { batch, planes, height: height.output, area, row_len, rows_in_task };
+    results.share(exec, dst, |first, dst| {
+        for (row, dst) in (first..).zip(dst.chunks_exact_mut(width.output)) {
             let plane = &src[row / height.output * height.input * width.input..][..height.input * width.input];
             pool_row(exec.isa(), kernel, height, width, row % height.output, plane, dst);
         }
@@ -174,7 +183,17 @@ fn max_window(height: PoolAxis, width: PoolAxis, output: usize, plane: &[f32], d
     if width.input > ROW_MAX || height.kernel == 1 || width.kernel == 1 {
         return fold_window(height, width, output, plane, dst, f32::NEG_INFINITY, math::maximum);
     }
-    let mut columns = [f32::NEG_INFINITY; ROW_MAX];
+    match width.input {
+        ..=64 => max_of_columns::<64>(height, width, output, plane, dst),
+        ..=256 => max_of_columns::<256>(height, width, output, plane, dst),
+        _ => max_of_columns::<ROW_MAX>(height, width, output, plane, dst),
+    }
+}
+
+/// The maxima of columns and then along them, for rows of up to `LEN` elements: making a longer array costs more than the maxima.
+#[inline(always)]
+fn max_of_columns<const LEN: usize>(height: PoolAxis, width: PoolAxis, output: usize, plane: &[f32], dst: &mut [f32]) {
+    let mut columns = [f32::NEG_INFINITY; LEN];
     let columns = &mut columns[..width.input];
     for row in (0..height.kernel).filter_map(|tap| height.position(output, tap)) {
         for (most, &x) in columns.iter_mut().zip(&plane[row * width.input..][..width.input]) {
@@ -198,6 +217,13 @@ fn sum_window(
     dst: &mut [f32],
     operation: impl Fn(f32, f32) -> f32 + Copy,
 ) {
+    if let [y] = dst
+        && height.is_whole()
+        && width.is_whole()
+    {
+        *y = sum_of(plane, |x| operation(0.0, x)) as f32;
+        return;
+    }
     if height.kernel * width.kernel <= CHAIN_MAX {
         return fold_window(height, width, output, plane, dst, 0.0, operation);
     }
@@ -252,7 +278,7 @@ mod tests {
     use crate::test_data::{Lcg, assert_close, for_each_exec};
 
     fn naive(kernel: PoolKernel, shape: &PoolShape, src: &[f32]) -> Vec<f64> {
-        let PoolShape { planes, height, width } = *shape;
+        let PoolShape { planes, height, width, .. } = *shape;
         let mut result = Vec::new();
         for plane in 0..planes {
             for oh in 0..height.output {
@@ -307,7 +333,7 @@ mod tests {
                 PoolAxis { input, output, kernel, stride, pad_begin, pad_end, dilation }
             };
             let (height, width) = (axis(), axis());
-            let shape = PoolShape { planes: lcg.below(4), height, width };
+            let shape = PoolShape { batch: 1, planes: lcg.below(4), height, width };
             let mut src = lcg.floats(shape.planes * height.input * width.input);
             if round % 5 == 0 && !src.is_empty() {
                 let at = lcg.below(src.len());

@@ -24,6 +24,7 @@ pub mod fuse_recurrent;
 pub mod fuse_streams;
 pub mod gather_rows;
 pub mod hoist_scales;
+pub mod hoist_softmax;
 pub mod log;
 pub mod merge_equal;
 pub mod merge_transposes;

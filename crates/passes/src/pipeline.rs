@@ -15,8 +15,9 @@ use crate::step_costs::StepCosts;
 use crate::{
     absorb_pads, approximate_gelu, cancel_logs, fold_constants, fold_conv_1x1, fold_factors, fold_scales,
     fold_zero_products, fuse_attention, fuse_depthwise, fuse_epilogues, fuse_gathers, fuse_horizontal, fuse_pointwise,
-    fuse_recurrent, fuse_streams, hoist_scales, merge_equal, merge_transposes, quantise_weights, recognise_activations,
-    recognise_norms, remove_identities, replace_powers, resolve_dims, simplify_algebra, simplify_concats,
+    fuse_recurrent, fuse_streams, hoist_scales, hoist_softmax, merge_equal, merge_transposes, quantise_weights,
+    recognise_activations, recognise_norms, remove_identities, replace_powers, resolve_dims, simplify_algebra,
+    simplify_concats,
 };
 
 /// One Graph-to-Graph step that keeps the meaning.
@@ -101,6 +102,7 @@ pub const FUSED: &[Pass] = &[
     // Before transposes merge: a scale may stand between one and its matmul.
     hoist_scales::PASS,
     merge_transposes::PASS,
+    hoist_softmax::PASS,
     absorb_pads::PASS,
     // Before epilogues are fused: a scale in the weights needs no epilogue.
     fold_scales::PASS,

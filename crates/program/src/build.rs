@@ -1,5 +1,8 @@
 //! Building a Program: steps in the order of the graph's nodes, buffers that live from the step that writes them to the last
 //! that reads them, constants in the store. Which kernel a step is, is the target's business.
+//!
+//! Values that are one run of another value's bytes need no step of their own: a slice is read where it lies, and operands of a
+//! concatenation are written where they will lie in it.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +10,9 @@ use precast_ir::{Definition, Graph, Node, Op, ValueId, text};
 use precast_tensor::{Tensor, Type};
 
 use crate::bucket::Bucket;
-use crate::plan::{Lifetime, Reuse, plan_buffers};
+use crate::plan::{ALIGN_BYTES, Form, Lifetime, Reuse, plan_buffers};
 use crate::program::{BUILD, ConstantRef, Place, Port, Program, Slot, Step};
+use crate::run_of_bytes::{concat_starts, slice_start};
 use crate::store::ArtifactStore;
 use crate::target::CompileError;
 
@@ -32,20 +36,29 @@ pub enum StepRead {
     Stored(Tensor),
 }
 
+/// The most steps between the one that writes a part of a concatenation and the concatenation: about a block of layers.
+const PART_STEPS_MAX: usize = 16;
+
 /// Where a value lies before the arena is planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Home {
     Input(u32),
     Constant(ValueId),
-    Buffer(usize),
+    /// In a buffer, at this many bytes from its start.
+    Buffer(usize, u64),
 }
 
 /// A buffer of the run: written by one step, read until another.
 struct Buffer {
     bytes: u64,
+    form: Form,
     first: usize,
     last: usize,
+    /// Whether it holds an output of the graph: then it is the caller's, and no part of another.
+    is_output: bool,
     output: Option<u32>,
+    /// The buffer that it is a part of, and where it starts there.
+    whole: Option<(usize, u64)>,
 }
 
 /// A step before places are known.
@@ -71,6 +84,8 @@ pub struct ProgramBuilder<'a> {
     constants: Vec<ConstantRef>,
     constant_positions: BTreeMap<String, u32>,
     reuse: Reuse,
+    /// For each value, whether its bytes are those of an output of the graph.
+    is_output: Vec<bool>,
 }
 
 impl<'a> ProgramBuilder<'a> {
@@ -95,6 +110,7 @@ impl<'a> ProgramBuilder<'a> {
             constants: Vec::new(),
             constant_positions: BTreeMap::new(),
             reuse: Reuse::default(),
+            is_output: output_values(graph),
         })
     }
 
@@ -113,6 +129,69 @@ impl<'a> ProgramBuilder<'a> {
         self.homes[node.outputs[0].0 as usize] = self.homes[node.inputs[0].0 as usize];
     }
 
+    /// Adds a slice that is one run of its operand's bytes as that run: no step. Says whether it could.
+    pub fn add_slice_view(&mut self, node: &Node) -> bool {
+        let Op::Slice(op) = &node.op else { return false };
+        let Home::Buffer(buffer, offset) = self.home(node.inputs[0]) else { return false };
+        let Some(start) = slice_start(self.graph, node, op).map(|start| offset + start) else { return false };
+        let is_view = start.is_multiple_of(ALIGN_BYTES) && !self.buffers[buffer].is_output;
+        if is_view {
+            self.homes[node.outputs[0].0 as usize] = Some(Home::Buffer(buffer, start));
+        }
+        is_view
+    }
+
+    /// Adds a concatenation by having its operands written where they lie in it; `copy` gives the step for one that must
+    /// also lie elsewhere. Says whether it could.
+    pub fn add_concat_in_place(
+        &mut self,
+        node: &Node,
+        mut copy: impl FnMut(&Type) -> Result<StepDraft, CompileError>,
+    ) -> Result<bool, CompileError> {
+        let Op::Concat(op) = &node.op else { return Ok(false) };
+        let output = node.outputs[0];
+        let Some(starts) = concat_starts(self.graph, node, op).filter(|_| !self.is_output[output.0 as usize]) else {
+            return Ok(false);
+        };
+        let is_aligned = starts.iter().all(|start| start.is_multiple_of(ALIGN_BYTES));
+        if !is_aligned || !node.inputs.iter().any(|&input| self.whole_buffer(input).is_some()) {
+            return Ok(false);
+        }
+        let mut parts = Vec::with_capacity(starts.len());
+        for &input in &node.inputs {
+            let own = self.whole_buffer(input).filter(|buffer| !parts.contains(buffer));
+            parts.push(match own {
+                Some(buffer) => buffer,
+                None => self.copy_operand(node, input, copy(self.graph.ty(input))?),
+            });
+        }
+        let whole = self.new_buffer(output);
+        for (part, start) in parts.into_iter().zip(starts) {
+            self.buffers[part].whole = Some((whole, start));
+        }
+        self.homes[output.0 as usize] = Some(Home::Buffer(whole, 0));
+        Ok(true)
+    }
+
+    /// The buffer that holds a value and nothing else, if it may become a part of another one. One that was written long ago
+    /// may not: the memory of all parts would be taken since then.
+    fn whole_buffer(&self, value: ValueId) -> Option<usize> {
+        let Home::Buffer(buffer, 0) = self.home(value) else { return None };
+        let Buffer { bytes, first, is_output, whole, .. } = self.buffers[buffer];
+        let is_recent = self.drafts.len() - first <= PART_STEPS_MAX;
+        (bytes == bytes_of(self.graph.ty(value)) && is_recent && !is_output && whole.is_none()).then_some(buffer)
+    }
+
+    /// A copy of an operand in a buffer of its own.
+    fn copy_operand(&mut self, node: &Node, operand: ValueId, draft: StepDraft) -> usize {
+        let bytes = bytes_of(self.graph.ty(operand));
+        let write = self.new_scratch(bytes);
+        let reads = vec![DraftSlot::Home(self.home(operand), bytes)];
+        let provenance = node.provenance.names().iter().map(|name| name.to_string()).collect();
+        self.push(draft.kernel, draft.parameters, provenance, node.outputs[0].0, reads, vec![write]);
+        write
+    }
+
     /// Adds a node as one step.
     pub fn add_step(&mut self, node: &Node, draft: StepDraft) -> Result<(), CompileError> {
         let mut reads = Vec::new();
@@ -127,12 +206,12 @@ impl<'a> ProgramBuilder<'a> {
         }
         let mut writes: Vec<usize> = Vec::new();
         for &output in &node.outputs {
-            let buffer = self.new_buffer(bytes_of(self.graph.ty(output)));
-            self.homes[output.0 as usize] = Some(Home::Buffer(buffer));
+            let buffer = self.new_buffer(output);
+            self.homes[output.0 as usize] = Some(Home::Buffer(buffer, 0));
             writes.push(buffer);
         }
         self.finish_constants(node);
-        writes.extend(draft.scratch_bytes.iter().map(|&bytes| self.new_buffer(bytes)));
+        writes.extend(draft.scratch_bytes.iter().map(|&bytes| self.new_scratch(bytes)));
         let provenance = node.provenance.names().iter().map(|name| name.to_string()).collect();
         self.push(draft.kernel, draft.parameters, provenance, node.outputs[0].0, reads, writes);
         Ok(())
@@ -156,7 +235,8 @@ impl<'a> ProgramBuilder<'a> {
             let home = self.home(output.value);
             let ty = self.graph.ty(output.value);
             let bytes = bytes_of(ty);
-            if let Home::Buffer(buffer) = home
+            if let Home::Buffer(buffer, 0) = home
+                && self.buffers[buffer].is_output
                 && self.buffers[buffer].output.is_none()
                 && self.buffers[buffer].bytes == bytes
             {
@@ -164,7 +244,7 @@ impl<'a> ProgramBuilder<'a> {
                 continue;
             }
             let draft = copy(ty)?;
-            let write = self.new_buffer(bytes);
+            let write = self.new_scratch(bytes);
             self.buffers[write].output = Some(position as u32);
             let reads = vec![DraftSlot::Home(home, bytes)];
             let provenance = vec![output.name.clone()];
@@ -189,7 +269,7 @@ impl<'a> ProgramBuilder<'a> {
     ) {
         let position = self.drafts.len();
         for read in &reads {
-            if let DraftSlot::Home(Home::Buffer(buffer), _) = read {
+            if let DraftSlot::Home(Home::Buffer(buffer, _), _) = read {
                 self.buffers[*buffer].last = position;
             }
         }
@@ -197,9 +277,20 @@ impl<'a> ProgramBuilder<'a> {
         self.drafts.push(Draft { step, reads, writes });
     }
 
-    fn new_buffer(&mut self, bytes: u64) -> usize {
+    /// A buffer for a value that the next step writes.
+    fn new_buffer(&mut self, value: ValueId) -> usize {
+        let ty = self.graph.ty(value);
+        let buffer = self.new_scratch(bytes_of(ty));
+        self.buffers[buffer].form = form_of(ty);
+        self.buffers[buffer].is_output = self.is_output[value.0 as usize];
+        buffer
+    }
+
+    /// A buffer for no value of the graph.
+    fn new_scratch(&mut self, bytes: u64) -> usize {
         let step = self.drafts.len();
-        self.buffers.push(Buffer { bytes, first: step, last: step, output: None });
+        let (first, last, form) = (step, step, Form::Scratch);
+        self.buffers.push(Buffer { bytes, form, first, last, is_output: false, output: None, whole: None });
         self.buffers.len() - 1
     }
 
@@ -219,12 +310,15 @@ impl<'a> ProgramBuilder<'a> {
 
     /// Plans the arena and gives the Program.
     pub fn finish(mut self, target: String, bucket: &Bucket) -> Result<Program, CompileError> {
-        let inside: Vec<usize> = (0..self.buffers.len()).filter(|&b| self.buffers[b].output.is_none()).collect();
+        self.join_lives();
+        let is_inside =
+            |buffer: &usize| self.buffers[*buffer].output.is_none() && self.buffers[*buffer].whole.is_none();
+        let inside: Vec<usize> = (0..self.buffers.len()).filter(is_inside).collect();
         let lifetimes: Vec<Lifetime> = inside
             .iter()
             .map(|&buffer| {
-                let Buffer { bytes, first, last, .. } = self.buffers[buffer];
-                Lifetime { bytes, first, last }
+                let Buffer { bytes, form, first, last, .. } = self.buffers[buffer];
+                Lifetime { bytes, first, last, form }
             })
             .collect();
         let plan = plan_buffers(&lifetimes, self.reuse);
@@ -236,6 +330,12 @@ impl<'a> ProgramBuilder<'a> {
         }
         for (&buffer, &offset) in inside.iter().zip(&plan.offsets) {
             places[buffer] = Place::Arena(offset);
+        }
+        // A buffer comes after its parts.
+        for (position, buffer) in self.buffers.iter().enumerate().rev() {
+            if let Some((whole, start)) = buffer.whole {
+                places[position] = moved(places[whole], start);
+            }
         }
         let mut steps = Vec::new();
         for draft in std::mem::take(&mut self.drafts) {
@@ -264,10 +364,23 @@ impl<'a> ProgramBuilder<'a> {
         })
     }
 
+    /// A buffer with parts lives while any of them does.
+    fn join_lives(&mut self) {
+        for part in 0..self.buffers.len() {
+            if let Some((whole, _)) = self.buffers[part].whole {
+                let Buffer { first, last, .. } = self.buffers[part];
+                let whole = &mut self.buffers[whole];
+                (whole.first, whole.last) = (whole.first.min(first), whole.last.max(last));
+            }
+        }
+    }
+
     fn slot(&mut self, read: DraftSlot, places: &[Place]) -> Result<Slot, CompileError> {
         Ok(match read {
             DraftSlot::Home(Home::Input(position), bytes) => Slot { place: Place::Input(position), bytes },
-            DraftSlot::Home(Home::Buffer(buffer), bytes) => Slot { place: places[buffer], bytes },
+            DraftSlot::Home(Home::Buffer(buffer, offset), bytes) => {
+                Slot { place: moved(places[buffer], offset), bytes }
+            }
             DraftSlot::Home(Home::Constant(value), bytes) => {
                 let tensor = self.graph.constant(value).expect("a constant's home is a constant").clone();
                 Slot { place: Place::Constant(self.store_constant(&tensor)?), bytes }
@@ -276,6 +389,44 @@ impl<'a> ProgramBuilder<'a> {
                 Slot { place: Place::Constant(position), bytes: self.constants[position as usize].bytes }
             }
         })
+    }
+}
+
+/// For each value, whether its bytes are those of an output of the graph, as they are or under another Type.
+fn output_values(graph: &Graph) -> Vec<bool> {
+    let mut is_output = vec![false; graph.values().len()];
+    for output in graph.outputs() {
+        let mut value = output.value;
+        is_output[value.0 as usize] = true;
+        while let Some((producer, _)) = graph.producer(value)
+            && ProgramBuilder::is_view(&producer.op)
+        {
+            value = producer.inputs[0];
+            is_output[value.0 as usize] = true;
+        }
+    }
+    is_output
+}
+
+/// Pixels of a plane from which on kernels cut every plane of one image, not the channels.
+const PLANE_AREA_MIN: usize = 1024;
+
+/// How threads share a value: large planes of one image each by themselves, others as a whole.
+fn form_of(ty: &Type) -> Form {
+    let shape = ty.shape().expect("all dims are numbers here");
+    match shape[..] {
+        [1, _, height, width] if height * width >= PLANE_AREA_MIN => {
+            Form::Planes((height * width * ty.dtype.size_bytes()) as u64)
+        }
+        _ => Form::Whole,
+    }
+}
+
+/// A place some bytes farther on; only buffers of the arena have parts.
+fn moved(place: Place, bytes: u64) -> Place {
+    match place {
+        Place::Arena(offset) => Place::Arena(offset + bytes),
+        Place::Input(_) | Place::Output(_) | Place::Constant(_) => place,
     }
 }
 

@@ -10,6 +10,7 @@ pub mod device_run;
 pub mod file;
 pub mod plan;
 pub mod program;
+mod run_of_bytes;
 pub mod store;
 pub mod target;
 pub mod tuning;
@@ -23,7 +24,7 @@ pub use device::{
 };
 pub use device_run::{DeviceRun, IoPath, LaunchPath, PoisonReason, StepsReason};
 pub use file::{FileError, decode, encode};
-pub use plan::{Lifetime, Plan, Reuse, plan_buffers};
+pub use plan::{Form, Lifetime, Plan, Reuse, plan_buffers};
 pub use program::{ConstantRef, Place, Port, Program, Slot, Step};
 pub use store::{ArtifactStore, MemoryStore};
 pub use target::{CompileError, Target, TargetDescription};

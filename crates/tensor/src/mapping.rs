@@ -43,8 +43,8 @@ impl FilePages {
         self.offset_of(bytes).is_some()
     }
 
-    /// Lets the pages go that reading these bytes of the mapping took. The bytes stay as they are: reading them again
-    /// brings pages back from the system's cache of the file.
+    /// Lets the pages go that reading these bytes of the mapping took, and what the system brought with them. The bytes stay
+    /// as they are: reading them again brings pages back from the system's cache of the file.
     pub fn release(&self, bytes: &[u8]) {
         #[cfg(unix)]
         if let (Some(mapping), Some(offset)) = (&self.0, self.offset_of(bytes))
@@ -52,8 +52,8 @@ impl FilePages {
         {
             // SAFETY: `map` made this mapping of a file, shared and read-only, so a page that is dropped has no bytes of
             // its own to lose: the next read finds those of the file again. The range was found in the mapping.
-            let advised =
-                unsafe { mapping.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, bytes.len()) };
+            let (start, len) = windows(mapping, offset, bytes.len());
+            let advised = unsafe { mapping.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
             // Advice that is refused costs memory and nothing else.
             drop(advised);
         }
@@ -66,8 +66,20 @@ impl FilePages {
     }
 }
 
-/// Fewer bytes than this are not worth a system call.
-const RELEASED_BYTES_MIN: usize = 64 << 10;
+/// Fewer bytes than this are not worth a system call: others lie beside them.
+const RELEASED_BYTES_MIN: usize = 256;
+/// The system maps the pages around one that is read, as far as it has them: so many bytes, at a multiple of as many.
+#[cfg(unix)]
+const WINDOW_BYTES: usize = 64 << 10;
+
+/// Start and length of the windows of a mapping that these bytes lie in.
+#[cfg(unix)]
+fn windows(mapping: &Mmap, offset: usize, len: usize) -> (usize, usize) {
+    let base = mapping.as_ptr().addr();
+    let start = ((base + offset) / WINDOW_BYTES * WINDOW_BYTES).saturating_sub(base);
+    let end = (base + offset + len).next_multiple_of(WINDOW_BYTES) - base;
+    (start, end.min(mapping.len()) - start)
+}
 
 /// A mapping that keeps itself alive behind `Bytes`.
 struct MappingOwner(Arc<Mmap>);

@@ -15,7 +15,7 @@ use crate::opened::THREADS;
 use crate::{fetch, inputs};
 
 /// Models that are measured where none is named: language, vision and speech, with and without attention.
-const MODELS: [&str; 8] = [
+const MODELS: [&str; 10] = [
     "paraphrase_minilm_l3",
     "bert_base",
     "vit_b_16",
@@ -24,6 +24,8 @@ const MODELS: [&str; 8] = [
     "efficientnet_b0",
     "resnet50",
     "ppocrv4_rec",
+    "mobilenet_v3_large",
+    "yolov10n",
 ];
 /// Turns of both sides, of which the fastest run counts: noise only ever adds.
 const TURNS: usize = 5;

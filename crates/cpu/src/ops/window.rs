@@ -39,7 +39,7 @@ pub fn lower_pool(step: &StepNode, op: &Pool) -> Result<Option<Lowered>, String>
     if step.dtype(0) != DType::F32 {
         return Ok(None);
     }
-    let shape = PoolShape { planes: x[0] * x[1], height, width };
+    let shape = PoolShape { batch: x[0], planes: x[0] * x[1], height, width };
     Ok(Some(Lowered::plain(format!("pool.{}", op.func.name()), step, move |args, exec| {
         window::pool(&exec, kernel, &shape, args.read(0), args.write(0));
         Ok(())
@@ -102,9 +102,11 @@ pub fn lower_remap(
     columns: Vec<usize>,
 ) -> Lowered {
     let element_bytes = step.dtype(0).size_bytes();
+    let shape = step.shape(0);
+    let batch: usize = shape[..shape.len().saturating_sub(3)].iter().product();
     Lowered::plain(kernel, step, move |args, exec| {
         let (x, y) = (args.read::<u8>(0), args.write::<u8>(0));
-        resize::resize_nearest(&exec, element_bytes, planes, size, &rows, &columns, x, y);
+        resize::resize_nearest(&exec, element_bytes, batch, planes, size, &rows, &columns, x, y);
         Ok(())
     })
 }
