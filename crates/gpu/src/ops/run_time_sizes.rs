@@ -189,7 +189,7 @@ mod tests {
             let near = |x: u64| [x.saturating_sub(1), x, x + 1];
             let numbers = (0..200).chain(near(by)).chain(near(last / by * by)).chain([last - 1, last]);
             for x in numbers.filter(|&x| x <= last) {
-                assert_eq!(x * factor >> shift, x / by, "{x} / {by}");
+                assert_eq!((x * factor) >> shift, x / by, "{x} / {by}");
             }
         }
     }
