@@ -185,7 +185,7 @@ fn max_window(height: PoolAxis, width: PoolAxis, output: usize, plane: &[f32], d
     }
     match width.input {
         ..=64 => max_of_columns::<64>(height, width, output, plane, dst),
-        ..=256 => max_of_columns::<256>(height, width, output, plane, dst),
+        65..=256 => max_of_columns::<256>(height, width, output, plane, dst),
         _ => max_of_columns::<ROW_MAX>(height, width, output, plane, dst),
     }
 }

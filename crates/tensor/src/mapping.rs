@@ -50,9 +50,9 @@ impl FilePages {
         if let (Some(mapping), Some(offset)) = (&self.0, self.offset_of(bytes))
             && bytes.len() >= RELEASED_BYTES_MIN
         {
+            let (start, len) = windows(mapping, offset, bytes.len());
             // SAFETY: `map` made this mapping of a file, shared and read-only, so a page that is dropped has no bytes of
             // its own to lose: the next read finds those of the file again. The range was found in the mapping.
-            let (start, len) = windows(mapping, offset, bytes.len());
             let advised = unsafe { mapping.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
             // Advice that is refused costs memory and nothing else.
             drop(advised);
