@@ -103,7 +103,7 @@ impl Target for CpuTarget {
                 builder.add_view(node);
                 continue;
             }
-            let copy = |ty: &Type| self.draft(&copy_step(ty)?, &node.provenance.to_string());
+            let copy = |ty: &Type| self.draft(&copy_step(ty)?, &node.provenance.to_string(), store);
             if builder.add_slice_view(node) || builder.add_concat_in_place(node, copy)? {
                 continue;
             }
