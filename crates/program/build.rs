@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// Rooms whose sources decide a Program. Doors, sessions and the cache only carry it.
-const ROOMS: &[&str] = &["tensor", "ir", "onnx", "passes", "program", "kernels", "cpu"];
+const ROOMS: &[&str] = &["tensor", "ir", "onnx", "passes", "program", "kernels", "cpu", "gpu"];
 
 fn main() -> io::Result<()> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default();
