@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use precast_driver::{Device, DriverError, Library, Vendor};
+use precast_driver::{Device, DriverError, Vendor};
 use precast_gpu::{GpuMemory, GpuStream};
 use precast_program::{DeviceEvent, DeviceMemory, DeviceStream, RunError};
 
 use crate::device_name::{DeviceKind, DeviceName};
 use crate::error::Error;
+use crate::open_device::{open_driver, refused};
 
 /// Memory that is kept for the next caller; what would be more goes back to the driver.
 const IDLE_BYTES_MAX: usize = 256 << 20;
@@ -51,12 +52,7 @@ impl Gpu {
         if let Some(gpu) = opened.iter().find(|gpu| gpu.name == name) {
             return Ok(gpu.clone());
         }
-        let library = Library::open(vendor).map_err(refused)?;
-        let count = library.device_count().map_err(refused)?;
-        if name.number >= count {
-            return Err(Error::Device(format!("there is no device '{name}'; the driver has {count} of its kind")));
-        }
-        let gpu = Arc::new(Gpu::on(name, library.device(name.number).map_err(refused)?));
+        let gpu = Arc::new(Gpu::on(name, open_driver(vendor, name)?));
         opened.push(gpu.clone());
         Ok(gpu)
     }
@@ -223,10 +219,6 @@ impl Drop for GpuBytes {
             self.gpu.keep_idle(memory);
         }
     }
-}
-
-fn refused(error: DriverError) -> Error {
-    Error::Device(error.to_string())
 }
 
 #[cfg(test)]

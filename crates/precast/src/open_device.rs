@@ -81,13 +81,18 @@ fn check_alike(first: (DeviceName, &GpuDevice), other: (DeviceName, &GpuDevice))
 
 /// Opens a GPU by its name, to run Programs that are compiled already.
 pub(crate) fn open_gpu_device(vendor: Vendor, name: DeviceName, captures: Captures) -> Result<GpuDevice, Error> {
+    let device = GpuDevice::new(open_driver(vendor, name)?).map_err(refused)?;
+    Ok(device.with_captures(captures.options()))
+}
+
+/// A driver's device by its name.
+pub(crate) fn open_driver(vendor: Vendor, name: DeviceName) -> Result<precast_driver::Device, Error> {
     let library = Library::open(vendor).map_err(refused)?;
     let count = library.device_count().map_err(refused)?;
     if name.number >= count {
         return Err(Error::Device(format!("there is no device '{name}'; the driver has {count} of its kind")));
     }
-    let device = GpuDevice::new(library.device(name.number).map_err(refused)?).map_err(refused)?;
-    Ok(device.with_captures(captures.options()))
+    library.device(name.number).map_err(refused)
 }
 
 /// Machine code as notes of a cache.
@@ -110,6 +115,7 @@ fn cpu_label(threads: usize) -> String {
     format!("{} with {threads} threads", name.map_or("unknown CPU", |(_, name)| name.trim()))
 }
 
-fn refused(error: DriverError) -> Error {
+/// An error of a driver as an error of a device.
+pub(crate) fn refused(error: DriverError) -> Error {
     Error::Device(error.to_string())
 }
