@@ -248,7 +248,7 @@ pub fn packed_filter_len(tactic: ConvTactic, shape: &ConvShape) -> usize {
 }
 
 /// The form of a filter [out, in / groups, height, width] that `conv` reads. Depends on `isa`, the tactic and the shape
-/// of the filter only.
+/// of the filter, for Winograd's tiles also on the size of one image.
 pub fn pack_filter(isa: Isa, tactic: ConvTactic, shape: &ConvShape, weights: &[f32]) -> Vec<f32> {
     let mut packed = vec![0.0; packed_filter_len(tactic, shape)];
     pack_filter_into(isa, tactic, shape, weights, &mut packed);

@@ -32,8 +32,7 @@ pub(crate) fn is_winograd_form(shape: &ConvShape) -> bool {
 
 /// An estimate for one image in cycles of one thread: products, transforms, and reading the filter from memory.
 pub(crate) fn winograd_cycles(tile: usize, threads: usize, shape: &ConvShape) -> usize {
-    let out = tile - 2;
-    let groups = (shape.out_height.div_ceil(out) * shape.out_width.div_ceil(out)).div_ceil(GROUP);
+    let groups = image_groups(tile, shape);
     let (channels, filters) = (shape.in_channels, shape.out_channels);
     let arithmetic = tile * tile * groups * (channels * filters + INPUT_CYCLES * channels + OUTPUT_CYCLES * filters);
     arithmetic / threads.max(1) + tile * tile * channels * filters / FILTER_VALUES_PER_CYCLE
@@ -51,28 +50,76 @@ fn filter_tiles(isa: Isa, filters: usize) -> usize {
     if tiles > 1 { tiles.next_multiple_of(2).min(filters) } else { tiles }
 }
 
-/// The packed form: for each row tile and factor, the channels with the tile's rows side by side.
+/// Taps of a filter.
+const TAPS: usize = 9;
+
+/// What is kept of a filter.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    /// Its factors.
+    Factors,
+    /// Its taps, a quarter of the bytes of the factors of F(4,3). Factors are made for each row tile, in a first-level cache.
+    Taps,
+}
+
+/// Images of so many groups of tiles keep the taps of F(4,3). Products of fewer groups would take little more time than the
+/// transform; the filters of more are small.
+const TAPS_GROUPS: Range<usize> = 2..4;
+
+impl Kept {
+    /// The batch plays no part, so that Programs for different batches share their packed filters.
+    fn of(tile: usize, shape: &ConvShape) -> Kept {
+        if tile == 6 && TAPS_GROUPS.contains(&image_groups(tile, shape)) { Kept::Taps } else { Kept::Factors }
+    }
+
+    /// Elements of each filter and channel.
+    fn values(self, tile: usize) -> usize {
+        match self {
+            Kept::Factors => tile * tile,
+            Kept::Taps => TAPS,
+        }
+    }
+}
+
+/// Groups of tiles of one image.
+fn image_groups(tile: usize, shape: &ConvShape) -> usize {
+    let out = tile - 2;
+    (shape.out_height.div_ceil(out) * shape.out_width.div_ceil(out)).div_ceil(GROUP)
+}
+
+/// The packed form. For each row tile: of factors the channels of each, of taps those of each channel, with the tile's rows
+/// side by side.
 pub(crate) fn pack_winograd(isa: Isa, tile: usize, shape: &ConvShape, weights: &[f32], packed: &mut [f32]) {
     let (channels, filters) = (shape.in_channels, shape.out_channels);
-    let factors = tile * tile;
+    let kept = Kept::of(tile, shape);
+    let values = kept.values(tile);
     let tiles = filter_tiles(isa, filters);
     for row_tile in 0..tiles {
         let rows = share(filters, tiles, row_tile);
-        let target = &mut packed[rows.start * channels * factors..rows.end * channels * factors];
+        let target = &mut packed[rows.start * channels * values..rows.end * channels * values];
         for (lane, filter) in rows.clone().enumerate() {
             for channel in 0..channels {
-                let taps = &weights[(filter * channels + channel) * 9..][..9];
-                transform_filter(tile, taps, |factor, value| {
-                    target[(factor * channels + channel) * rows.len() + lane] = value;
-                });
+                let taps = &weights[(filter * channels + channel) * TAPS..][..TAPS];
+                match kept {
+                    Kept::Factors => transform_filter(tile, taps, |factor, value| {
+                        target[(factor * channels + channel) * rows.len() + lane] = value;
+                    }),
+                    Kept::Taps => {
+                        for (tap, value) in taps.iter().enumerate() {
+                            target[(channel * TAPS + tap) * rows.len() + lane] = *value;
+                        }
+                    }
+                }
             }
         }
     }
 }
 
-/// Elements of the packed filter.
+/// Elements of the packed filter; a vector is read behind the last tap.
 pub(crate) fn winograd_filter_len(tile: usize, shape: &ConvShape) -> usize {
-    tile * tile * shape.in_channels * shape.out_channels
+    let kept = Kept::of(tile, shape);
+    let behind = if kept == Kept::Taps { GROUP } else { 0 };
+    kept.values(tile) * shape.in_channels * shape.out_channels + behind
 }
 
 /// How the tiles of all images are cut.
@@ -149,19 +196,34 @@ impl Cut {
         self.factors() * self.product_stride()
     }
 
+    /// From one factor of a row tile's filters to the next; a vector may be written behind the last.
+    fn filter_stride(&self, shape: &ConvShape) -> usize {
+        tile_shape(self.isa).rows_max * shape.in_channels + GROUP
+    }
+
+    /// A row of factors of a row tile's filters, where they are made.
+    fn filter_len(&self, shape: &ConvShape) -> usize {
+        match Kept::of(self.tile, shape) {
+            Kept::Factors => 0,
+            Kept::Taps => self.tile * self.filter_stride(shape),
+        }
+    }
+
     /// Output rows of all tiles of a block, and one group's columns before they are joined.
     fn rows_len(&self) -> usize {
         self.out() * self.out() * GROUP * (self.block_groups + 1)
     }
 
     /// Scratch of one part beside the factors.
-    fn part_len(&self) -> usize {
-        self.planes_len().max(self.products_len() + self.rows_len()).next_multiple_of(GROUP)
+    fn part_len(&self, shape: &ConvShape) -> usize {
+        let outputs_len = self.filter_len(shape) + self.products_len() + self.rows_len();
+        self.planes_len().max(outputs_len).next_multiple_of(GROUP)
     }
 
     fn scratch_len(&self, shape: &ConvShape) -> usize {
         let factors = self.factors_len(shape).next_multiple_of(GROUP);
-        if self.is_shared { factors + self.parts * self.part_len() } else { self.parts * (factors + self.part_len()) }
+        let parts_len = self.parts * self.part_len(shape);
+        if self.is_shared { factors + parts_len } else { self.parts * factors + parts_len }
     }
 }
 
@@ -186,7 +248,7 @@ pub(crate) fn conv_winograd(
     if cut.tiles == 0 || shape.out_channels == 0 {
         return;
     }
-    let (factors_len, part_len) = (cut.factors_len(shape).next_multiple_of(GROUP), cut.part_len());
+    let (factors_len, part_len) = (cut.factors_len(shape).next_multiple_of(GROUP), cut.part_len(shape));
     assert!(scratch.len() >= cut.scratch_len(shape), "scratch of {} for {shape:?}", scratch.len());
     assert!(filter.len() >= winograd_filter_len(tile, shape), "filter of {} for {shape:?}", filter.len());
     let (y, scratch) = (SharedMut::new(y), SharedMut::new(scratch));
@@ -277,7 +339,7 @@ impl Winograd<'_> {
         let (cut, shape) = (self.cut, self.shape);
         let (tile, plane_stride, factor_stride) = (cut.tile, cut.plane_stride(), cut.factor_stride(shape));
         let lanes = cut.block_groups * GROUP;
-        let (transform, _) = transforms(cut.isa, tile);
+        let transform = transforms(cut.isa, tile).input;
         let planes = &mut scratch[..cut.planes_len()];
         assert!(factors.len >= cut.factors_len(shape) && groups.len() <= cut.block_groups);
         for channel in channels {
@@ -315,15 +377,33 @@ impl Winograd<'_> {
         let (lanes, live) = (cut.block_groups * GROUP, groups.len() * GROUP);
         let (factor_stride, product_stride) = (cut.factor_stride(shape), cut.product_stride());
         let width = tile_shape(cut.isa).cols;
+        let transform = transforms(cut.isa, cut.tile).filter;
         let tile_count = filter_tiles(cut.isa, shape.out_channels);
+        let (kept, made_stride) = (Kept::of(cut.tile, shape), cut.filter_stride(shape));
+        let values = kept.values(cut.tile);
+        let (made, scratch) = scratch.split_at_mut(cut.filter_len(shape));
         let (products, rows_scratch) = scratch.split_at_mut(cut.products_len());
         assert!(factors.len >= cut.factors_len(shape) && live <= lanes);
         for row_tile in row_tiles {
             let rows = share(shape.out_channels, tile_count, row_tile);
             let kernel = tile_kernel(cut.isa, rows.len());
-            let filter = &self.filter[rows.start * channels * factor_count..rows.end * channels * factor_count];
+            let row_tile_filter = &self.filter[rows.start * channels * values..];
             for factor in 0..factor_count {
-                let filter = &filter[factor * channels * rows.len()..];
+                let filter_len = channels * rows.len();
+                let filter = match kept {
+                    Kept::Factors => &row_tile_filter[factor * filter_len..][..filter_len],
+                    Kept::Taps => {
+                        let (y, x) = (factor / cut.tile, factor % cut.tile);
+                        if x == 0 {
+                            assert!(row_tile_filter.len() >= TAPS * filter_len + GROUP);
+                            let (taps, target) = (row_tile_filter.as_ptr(), made.as_mut_ptr());
+                            // SAFETY: the taps are those of this tile's rows and a group more; each of the `tile` matrices
+                            // has room for as many rows of all channels and a group more.
+                            unsafe { transform(taps, y, rows.len(), channels, target, made_stride) };
+                        }
+                        &made[x * made_stride..][..filter_len]
+                    }
+                };
                 let products = &mut products[factor * product_stride..][..rows.len() * lanes];
                 if channels == 0 {
                     products.fill(0.0);
@@ -358,7 +438,7 @@ impl Winograd<'_> {
     fn write_channel(&self, channel: usize, groups: Range<usize>, products: &[f32], scratch: &mut [f32]) {
         let (cut, shape) = (self.cut, self.shape);
         let (out, stride) = (cut.out(), cut.product_stride());
-        let (_, transform) = transforms(cut.isa, cut.tile);
+        let transform = transforms(cut.isa, cut.tile).output;
         let (values, rows) = scratch.split_at_mut(out * out * GROUP);
         let row_stride = cut.block_groups * GROUP * out;
         let bias = self.bias.map_or(0.0, |bias| bias[channel]);

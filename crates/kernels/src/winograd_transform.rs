@@ -6,34 +6,55 @@
 use crate::isa::Isa;
 use crate::winograd_lanes::{GROUP, Lanes, Plain8};
 
+/// What each of three taps counts in each factor: the powers of the factor's point, over its denominator.
+fn filter_weights(tile: usize) -> &'static [[f64; 3]] {
+    match tile {
+        4 => &[[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]],
+        _ => &[
+            [1.0 / 4.0, 0.0, 0.0],
+            [-1.0 / 6.0, -1.0 / 6.0, -1.0 / 6.0],
+            [-1.0 / 6.0, 1.0 / 6.0, -1.0 / 6.0],
+            [1.0 / 24.0, 1.0 / 12.0, 1.0 / 6.0],
+            [1.0 / 24.0, -1.0 / 12.0, 1.0 / 6.0],
+            [0.0, 0.0, 1.0],
+        ],
+    }
+}
+
 /// One filter [3, 3] as `tile`² factors, by rows; computed in f64 and rounded once.
 pub(crate) fn transform_filter(tile: usize, filter: &[f32], mut put: impl FnMut(usize, f32)) {
-    let mut columns = [[0.0_f64; 3]; 6];
-    for column in 0..3 {
-        let taps = [0, 1, 2].map(|row| f64::from(filter[row * 3 + column]));
-        for (row, value) in filter_factors(tile, taps).into_iter().enumerate() {
-            columns[row][column] = value;
-        }
-    }
-    for (row, taps) in columns.iter().enumerate().take(tile) {
-        for (column, value) in filter_factors(tile, *taps).into_iter().enumerate().take(tile) {
-            put(row * tile + column, value as f32);
+    let weights = filter_weights(tile);
+    for (y, down) in weights.iter().enumerate() {
+        let column = |x: usize| (0..3).map(|tap| down[tap] * f64::from(filter[tap * 3 + x])).sum::<f64>();
+        let taps = [column(0), column(1), column(2)];
+        for (x, across) in weights.iter().enumerate() {
+            let value: f64 = across.iter().zip(taps).map(|(weight, tap)| weight * tap).sum();
+            put(y * tile + x, value as f32);
         }
     }
 }
 
-fn filter_factors(tile: usize, [a, b, c]: [f64; 3]) -> [f64; 6] {
-    match tile {
-        4 => [a, (a + b + c) / 2.0, (a - b + c) / 2.0, c, 0.0, 0.0],
-        _ => [
-            a / 4.0,
-            -(a + b + c) / 6.0,
-            -(a - b + c) / 6.0,
-            a / 24.0 + b / 12.0 + c / 6.0,
-            a / 24.0 - b / 12.0 + c / 6.0,
-            c,
-        ],
+/// The factors of three taps in a row.
+#[inline(always)]
+fn filter_factors<L: Lanes, const TILE: usize>([a, b, c]: [L; 3]) -> [L; TILE] {
+    let mut t = [a; TILE];
+    let nothing = L::splat(0.0);
+    if TILE == 4 {
+        let even = a.add(c).mul_add(1.0 / 2.0, nothing);
+        t[1] = b.mul_add(1.0 / 2.0, even);
+        t[2] = b.mul_add(-1.0 / 2.0, even);
+        t[3] = c;
+    } else {
+        let even = a.add(c).mul_add(-1.0 / 6.0, nothing);
+        let even_far = c.mul_add(1.0 / 6.0, a.mul_add(1.0 / 24.0, nothing));
+        t[0] = a.mul_add(1.0 / 4.0, nothing);
+        t[1] = b.mul_add(-1.0 / 6.0, even);
+        t[2] = b.mul_add(1.0 / 6.0, even);
+        t[3] = b.mul_add(1.0 / 12.0, even_far);
+        t[4] = b.mul_add(-1.0 / 12.0, even_far);
+        t[5] = c;
     }
+    t
 }
 
 #[inline(always)]
@@ -73,6 +94,37 @@ fn output_sums<L: Lanes, const TILE: usize>(m: [L; TILE]) -> [L; TILE] {
         y[3] = difference_far.mul_add(8.0, difference).add(m[5]);
     }
     y
+}
+
+/// For each channel `source` has nine taps of `rows` filters side by side; `target` gets the TILE factors of row `y`, each a
+/// matrix of channels × rows, `target_stride` apart. A vector may be read and written behind the last row.
+#[inline(always)]
+unsafe fn filter_body<L: Lanes, const TILE: usize>(
+    source: *const f32,
+    y: usize,
+    rows: usize,
+    channels: usize,
+    target: *mut f32,
+    target_stride: usize,
+) {
+    let weights = filter_weights(TILE)[y].map(|weight| weight as f32);
+    for channel in 0..channels {
+        for lane in (0..rows).step_by(L::WIDTH) {
+            let mut taps = [L::splat(0.0); 3];
+            for (x, sum) in taps.iter_mut().enumerate() {
+                // SAFETY: channel `channel` has nine taps of `rows` values, and a vector lies behind the last.
+                let column =
+                    [0, 1, 2].map(|tap| unsafe { L::load(source.add((channel * 9 + tap * 3 + x) * rows + lane)) });
+                *sum = column[0].mul_add(weights[0], *sum);
+                *sum = column[1].mul_add(weights[1], *sum);
+                *sum = column[2].mul_add(weights[2], *sum);
+            }
+            for (x, value) in filter_factors::<L, TILE>(taps).into_iter().enumerate() {
+                // SAFETY: matrix `x` has room for this channel's rows, and a vector lies behind the last.
+                unsafe { value.store(target.add(x * target_stride + channel * rows + lane)) };
+            }
+        }
+    }
 }
 
 /// `source` has TILE² planes `source_stride` apart, `target` as many `target_stride` apart.
@@ -138,6 +190,9 @@ unsafe fn output_body<L: Lanes, const TILE: usize>(
     }
 }
 
+/// Makes a row of factors of filters: their taps, the row, how many lie side by side, channels, the factors and the distance
+/// of their matrices. Safe to call when the pointers cover what `filter_body` says and the machine has the instruction set.
+pub(crate) type FilterTransform = unsafe fn(*const f32, usize, usize, usize, *mut f32, usize);
 /// Transforms `GROUP` input tiles. Safe to call when the pointers cover what `input_body` and `output_body` say and
 /// the machine has the instruction set.
 pub(crate) type InputTransform = unsafe fn(*const f32, usize, *mut f32, usize);
@@ -148,6 +203,18 @@ macro_rules! entry_points {
     ($isa:ident, $lanes:ty $(, $feature:literal)?) => {
         mod $isa {
             use super::*;
+            $(#[target_feature(enable = $feature)])?
+            pub(super) unsafe fn filter<const TILE: usize>(
+                s: *const f32,
+                y: usize,
+                r: usize,
+                c: usize,
+                t: *mut f32,
+                ts: usize,
+            ) {
+                // SAFETY: passed on from the caller.
+                unsafe { filter_body::<$lanes, TILE>(s, y, r, c, t, ts) };
+            }
             $(#[target_feature(enable = $feature)])?
             pub(super) unsafe fn input<const TILE: usize>(s: *const f32, ss: usize, t: *mut f32, ts: usize) {
                 // SAFETY: passed on from the caller.
@@ -168,19 +235,32 @@ entry_points!(avx2, std::arch::x86_64::__m256, "avx2,fma");
 #[cfg(target_arch = "x86_64")]
 entry_points!(avx512, std::arch::x86_64::__m512, "avx512f");
 
+/// The transforms for tiles of one size.
+#[derive(Clone, Copy)]
+pub(crate) struct Transforms {
+    pub filter: FilterTransform,
+    pub input: InputTransform,
+    pub output: OutputTransform,
+}
+
 /// The transforms for tiles of this size, 4 or 6.
-pub(crate) fn transforms(isa: Isa, tile: usize) -> (InputTransform, OutputTransform) {
+pub(crate) fn transforms(isa: Isa, tile: usize) -> Transforms {
+    macro_rules! of {
+        ($isa:ident, $tile:literal) => {
+            Transforms { filter: $isa::filter::<$tile>, input: $isa::input::<$tile>, output: $isa::output::<$tile> }
+        };
+    }
     match (isa, tile) {
-        (Isa::Portable, 4) => (portable::input::<4>, portable::output::<4>),
-        (Isa::Portable, _) => (portable::input::<6>, portable::output::<6>),
+        (Isa::Portable, 4) => of!(portable, 4),
+        (Isa::Portable, _) => of!(portable, 6),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx2, 4) => (avx2::input::<4>, avx2::output::<4>),
+        (Isa::Avx2, 4) => of!(avx2, 4),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx2, _) => (avx2::input::<6>, avx2::output::<6>),
+        (Isa::Avx2, _) => of!(avx2, 6),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512 | Isa::Avx512Vnni, 4) => (avx512::input::<4>, avx512::output::<4>),
+        (Isa::Avx512 | Isa::Avx512Vnni, 4) => of!(avx512, 4),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512 | Isa::Avx512Vnni, _) => (avx512::input::<6>, avx512::output::<6>),
+        (Isa::Avx512 | Isa::Avx512Vnni, _) => of!(avx512, 6),
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("Exec refuses what the machine lacks"),
     }
@@ -340,6 +420,31 @@ mod x86 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn factors_made_in_a_run_are_those_made_before_it_but_for_rounding() {
+        let (channels, rows) = (5, 11);
+        let taps: Vec<f32> = (0..channels * 9 * rows + GROUP).map(|at| (at * 37 % 101) as f32 / 50.0 - 1.0).collect();
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+            for tile in [4, 6] {
+                let stride = channels * rows + GROUP;
+                let mut made = vec![f32::NAN; tile * stride];
+                for y in 0..tile {
+                    let transform = transforms(isa, tile).filter;
+                    // SAFETY: a group lies behind the taps and behind each matrix.
+                    unsafe { transform(taps.as_ptr(), y, rows, channels, made.as_mut_ptr(), stride) };
+                    for (channel, row) in (0..channels).flat_map(|channel| (0..rows).map(move |row| (channel, row))) {
+                        let filter: Vec<f32> = (0..9).map(|tap| taps[(channel * 9 + tap) * rows + row]).collect();
+                        transform_filter(tile, &filter, |factor, expected| {
+                            let Some(x) = factor.checked_sub(y * tile).filter(|x| *x < tile) else { return };
+                            let actual = made[x * stride + channel * rows + row];
+                            assert!((actual - expected).abs() <= 5e-7, "{isa:?} {tile}: {actual}, not {expected}");
+                        });
+                    }
+                }
+            }
+        }
+    }
 
     #[test]
     fn rows_split_and_join_on_every_instruction_set() {
