@@ -4,7 +4,7 @@
 //! Threads that share the steps of a run want one thing more. A line of memory that another core has read or written since takes
 //! some 30 ns to write where the cores have no cache in common. Successive steps cut results of one form alike, so a
 //! buffer that takes the place of earlier ones of its form is written by the threads that wrote and read there before. `Reuse::Steady`
-//! gives every form memory of its own, as far as that is not much more memory.
+//! gives every form memory of its own, as far as that is little more memory.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -59,7 +59,7 @@ pub enum Reuse {
 }
 
 /// How large an arena may become for the sake of steady places, in hundredths of the bytes that are live at the worst step.
-const STEADY_HUNDREDTHS: u64 = 150;
+const STEADY_HUNDREDTHS: u64 = 115;
 
 /// How many steps a place waits for the next buffer of its size before it is given up: about the length of a block of layers.
 const STEADY_GAP: usize = 12;
