@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use precast_tensor::FilePages;
 use rustix::fs::{CWD, RenameFlags};
 
 /// A file-system call, by the name that events and misses show.
@@ -151,8 +152,8 @@ pub enum LockKind {
 pub trait Disk: Send + Sync {
     /// A whole file in private memory.
     fn read(&self, path: &Path) -> Answer<Bytes>;
-    /// A whole file, mapped where nobody else can change it.
-    fn map(&self, path: &Path) -> Answer<Bytes>;
+    /// A whole file, mapped where nobody else can change it, and its pages.
+    fn map(&self, path: &Path) -> Answer<(Bytes, FilePages)>;
     /// A new file; an existing one is an error.
     fn create(&self, path: &Path) -> Answer<File>;
     /// Writes all bytes at the end of the file.
@@ -223,7 +224,7 @@ impl Disk for RealDisk {
         read().map_err(|error| DiskError::new(Call::Read, path, error))
     }
 
-    fn map(&self, path: &Path) -> Answer<Bytes> {
+    fn map(&self, path: &Path) -> Answer<(Bytes, FilePages)> {
         let in_map = |error| DiskError::new(Call::Map, path, error);
         // `map_file` words its errors for people; opening first keeps the number of the system's error.
         drop(File::open(path).map_err(in_map)?);

@@ -6,6 +6,7 @@ use std::io;
 use std::path::Path;
 
 use bytes::Bytes;
+use precast_tensor::FilePages;
 
 use crate::disk::{Answer, Call, Disk, DiskError, LockKind, RealDisk, Stat};
 
@@ -73,7 +74,7 @@ impl Disk for FaultyDisk {
         self.run(Call::Read, path, |real| real.read(path))
     }
 
-    fn map(&self, path: &Path) -> Answer<Bytes> {
+    fn map(&self, path: &Path) -> Answer<(Bytes, FilePages)> {
         self.run(Call::Map, path, |real| real.map(path))
     }
 

@@ -3,7 +3,7 @@
 //! Its name holds the digest of all that comes before the elements; those are under the digests in the index.
 
 use bytes::Bytes;
-use precast_tensor::{DType, Digest, Tensor};
+use precast_tensor::{DType, Digest, FilePages, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::miss::Miss;
@@ -41,12 +41,35 @@ struct Place {
 pub(crate) struct Pack {
     name: Digest,
     bytes: Bytes,
+    pages: FilePages,
     /// By digest.
     places: Vec<Place>,
 }
 
-/// The name of a pack of these constants, and its bytes. The same constants in the same order give the same bytes.
-pub(crate) fn encode(tensors: &[(Digest, Tensor)]) -> Result<(Digest, Vec<u8>), String> {
+/// A pack to be written: the same constants in the same order give the same bytes.
+pub(crate) struct Encoded<'a> {
+    /// Its name.
+    pub(crate) name: Digest,
+    head: Vec<u8>,
+    tensors: &'a [(Digest, Tensor)],
+}
+
+impl Encoded<'_> {
+    /// The bytes, one part after another; none is copied.
+    pub(crate) fn parts(&self) -> Vec<&[u8]> {
+        const GAP: [u8; ALIGN] = [0; ALIGN];
+        let (mut parts, mut end) = (vec![&self.head[..]], self.head.len());
+        for (_, tensor) in self.tensors {
+            parts.push(&GAP[..end.next_multiple_of(ALIGN) - end]);
+            parts.push(tensor.as_bytes());
+            end = end.next_multiple_of(ALIGN) + tensor.as_bytes().len();
+        }
+        parts
+    }
+}
+
+/// A pack of these constants.
+pub(crate) fn encode(tensors: &[(Digest, Tensor)]) -> Result<Encoded<'_>, String> {
     let row = |(digest, tensor): &(Digest, Tensor)| Row {
         digest: digest.0,
         dtype: tensor.dtype().name().to_string(),
@@ -54,23 +77,17 @@ pub(crate) fn encode(tensors: &[(Digest, Tensor)]) -> Result<(Digest, Vec<u8>), 
     };
     let index: Vec<Row> = tensors.iter().map(row).collect();
     let index = postcard::to_stdvec(&index).map_err(|error| format!("the index does not encode: {error}"))?;
-    let elements: usize = tensors.iter().map(|(_, tensor)| tensor.as_bytes().len() + ALIGN).sum();
-    let mut bytes = Vec::with_capacity(INDEX_AT + index.len() + elements);
-    bytes.extend_from_slice(&MAGIC);
-    bytes.extend_from_slice(&FORMAT.to_le_bytes());
-    bytes.extend_from_slice(&(index.len() as u64).to_le_bytes());
-    bytes.extend_from_slice(&index);
-    let name = Digest::of_bytes(&bytes);
-    for (_, tensor) in tensors {
-        bytes.resize(bytes.len().next_multiple_of(ALIGN), 0);
-        bytes.extend_from_slice(tensor.as_bytes());
-    }
-    Ok((name, bytes))
+    let mut head = Vec::with_capacity(INDEX_AT + index.len());
+    head.extend_from_slice(&MAGIC);
+    head.extend_from_slice(&FORMAT.to_le_bytes());
+    head.extend_from_slice(&(index.len() as u64).to_le_bytes());
+    head.extend_from_slice(&index);
+    Ok(Encoded { name: Digest::of_bytes(&head), head, tensors })
 }
 
 impl Pack {
     /// Checks everything but the elements.
-    pub(crate) fn open(name: Digest, bytes: Bytes) -> Result<Pack, Miss> {
+    pub(crate) fn open(name: Digest, bytes: Bytes, pages: FilePages) -> Result<Pack, Miss> {
         let damaged = |expected: &str, got: String| Miss::corrupt(format!("pack {name}"), expected, got);
         let header = bytes.get(..INDEX_AT).ok_or_else(|| damaged("a header", format!("{} bytes", bytes.len())))?;
         let mut length = [0; 8];
@@ -102,7 +119,7 @@ impl Pack {
             return Err(damaged(&format!("{end} bytes"), bytes.len().to_string()));
         }
         places.sort_by_key(|place| place.digest);
-        Ok(Pack { name, bytes, places })
+        Ok(Pack { name, bytes, pages, places })
     }
 
     /// Digest in its name.
@@ -130,7 +147,7 @@ impl Pack {
             Err(error) => return Some(Err(damaged(error.to_string()))),
         };
         let got = tensor.digest();
-        Some(if got == *digest { Ok(tensor) } else { Err(damaged(got.to_string())) })
+        Some(if got == *digest { Ok(tensor.in_pages(&self.pages)) } else { Err(damaged(got.to_string())) })
     }
 }
 
@@ -155,15 +172,21 @@ mod tests {
         tensors.map(|tensor| (tensor.digest(), tensor)).to_vec()
     }
 
+    fn encoded() -> (Digest, Vec<u8>) {
+        let tensors = tensors();
+        let pack = encode(&tensors).unwrap();
+        (pack.name, pack.parts().concat())
+    }
+
     fn is_sound(name: Digest, bytes: Vec<u8>) -> bool {
-        let Ok(pack) = Pack::open(name, Bytes::from(bytes)) else { return false };
+        let Ok(pack) = Pack::open(name, Bytes::from(bytes), FilePages::default()) else { return false };
         pack.constants().all(|(digest, _)| pack.tensor(&digest).is_some_and(|tensor| tensor.is_ok()))
     }
 
     #[test]
     fn what_is_packed_comes_out_again() {
-        let (name, bytes) = encode(&tensors()).unwrap();
-        let pack = Pack::open(name, Bytes::from(bytes)).unwrap();
+        let (name, bytes) = encoded();
+        let pack = Pack::open(name, Bytes::from(bytes), FilePages::default()).unwrap();
         for (digest, tensor) in tensors() {
             assert_eq!(pack.tensor(&digest).unwrap().unwrap(), tensor);
         }
@@ -173,7 +196,7 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_and_every_cut_is_found() {
-        let (name, bytes) = encode(&tensors()).unwrap();
+        let (name, bytes) = encoded();
         assert!(is_sound(name, bytes.clone()));
         for bit in 0..bytes.len() * 8 {
             let mut changed = bytes.clone();

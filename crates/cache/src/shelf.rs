@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
-use precast_tensor::{Digest, Tensor};
+use precast_tensor::{Digest, FilePages, Tensor};
 
-use crate::disk::{self, Answer, Call, DiskError, LockKind};
+use crate::disk::{Answer, Call, DiskError, LockKind};
 use crate::layout::Layout;
 use crate::lock;
 use crate::miss::{Event, Miss};
@@ -108,10 +108,11 @@ impl<'a> Shelf<'a> {
         };
         let tensors = missing.iter().map(tensor).collect::<Answer<Vec<(Digest, Tensor)>>>()?;
         let unwritable = |error: String| DiskError::new(Call::Write, &path, std::io::Error::other(error));
-        let (name, bytes) = pack::encode(&tensors).map_err(unwritable)?;
-        publish::publish(&**disk, layout, &layout.pack(&self.weights, &name), &[&bytes], Existing::Keeps)?;
+        let pack = pack::encode(&tensors).map_err(unwritable)?;
+        let parts = pack.parts();
+        publish::publish(&**disk, layout, &layout.pack(&self.weights, &pack.name), &parts, Existing::Keeps)?;
         self.packs = None;
-        Ok(bytes.len() as u64)
+        Ok(parts.iter().map(|part| part.len() as u64).sum())
     }
 
     fn missing(&mut self, digests: &[Digest]) -> Answer<Vec<Digest>> {
@@ -200,8 +201,8 @@ enum Unopened {
 impl WeightStore {
     /// Opens a pack; a damaged one is moved away.
     fn open_pack(&self, name: Digest, path: &Path) -> Result<Pack, Unopened> {
-        let bytes: Bytes = self.open_file(path).map_err(Unopened::Disk)?;
-        Pack::open(name, bytes).map_err(|miss| {
+        let (bytes, pages) = self.open_file(path).map_err(Unopened::Disk)?;
+        Pack::open(name, bytes, pages).map_err(|miss| {
             self.quarantine(path, &miss);
             Unopened::Unsound(miss)
         })
@@ -209,7 +210,7 @@ impl WeightStore {
 
     /// The constants in a pack and their sizes; nothing where it cannot be read, which is left to `verify`.
     pub(crate) fn list_pack(&self, name: Digest, path: &Path) -> Vec<(Digest, u64)> {
-        let pack = self.open_file(path).ok().and_then(|bytes| Pack::open(name, bytes).ok());
+        let pack = self.open_file(path).ok().and_then(|(bytes, pages)| Pack::open(name, bytes, pages).ok());
         pack.map(|pack| pack.constants().collect()).unwrap_or_default()
     }
 
@@ -231,11 +232,11 @@ impl WeightStore {
         Ok(count)
     }
 
-    fn open_file(&self, path: &Path) -> Answer<Bytes> {
+    fn open_file(&self, path: &Path) -> Answer<(Bytes, FilePages)> {
         let Some(files) = self.files() else {
             return Err(DiskError::new(Call::Stat, path, std::io::ErrorKind::NotFound.into()));
         };
-        disk::open_fresh(|| if files.is_network { files.disk.read(path) } else { files.disk.map(path) })
+        files.open(path)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use precast_program::ArtifactStore;
 use precast_program::store::StoreError;
-use precast_tensor::{DType, Digest, Tensor};
+use precast_tensor::{DType, Digest, FilePages, Tensor};
 
 use crate::disk::{self, Answer, Call, Disk, DiskError};
 use crate::layout::Layout;
@@ -45,6 +45,16 @@ pub(crate) struct Files {
     /// On network file systems a file may change under a mapping, so it is read.
     pub(crate) is_network: bool,
     pub(crate) is_writable: bool,
+}
+
+impl Files {
+    /// The bytes of a file and the pages they take, none where they were read into memory.
+    pub(crate) fn open(&self, path: &Path) -> Answer<(Bytes, FilePages)> {
+        disk::open_fresh(|| match self.is_network {
+            true => self.disk.read(path).map(|bytes| (bytes, FilePages::default())),
+            false => self.disk.map(path),
+        })
+    }
 }
 
 /// Which constants that no Program in memory names are let go.
@@ -143,10 +153,9 @@ impl WeightStore {
     pub(crate) fn read(&self, digest: &Digest) -> Result<Tensor, Miss> {
         let Some(files) = &self.0.files else { return Err(Miss::absent()) };
         let path = files.layout.weight(digest);
-        let open = || if files.is_network { files.disk.read(&path) } else { files.disk.map(&path) };
-        let bytes = disk::open_fresh(open)?;
+        let (bytes, pages) = files.open(&path)?;
         let miss = match parse(digest, bytes) {
-            Ok(tensor) => return Ok(tensor),
+            Ok(tensor) => return Ok(tensor.in_pages(&pages)),
             Err(miss) => miss,
         };
         self.quarantine(&path, &miss);
@@ -193,8 +202,10 @@ impl WeightStore {
         self.keep(digest, Resident { tensor, is_from_file: true })
     }
 
-    /// Lets a mapped constant take the place of its copy in memory.
+    /// Lets a mapped constant take the place of its copy in memory. Whoever holds the copy goes on with it, so the mapped one is
+    /// in memory only once somebody else reads it.
     pub(crate) fn replace_by_mapped(&self, digest: Digest, tensor: Tensor) {
+        tensor.release_pages();
         self.residents().insert(digest, Resident { tensor, is_from_file: true });
     }
 

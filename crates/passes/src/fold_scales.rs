@@ -5,7 +5,7 @@
 use precast_ir::graph::{GraphCopy, GraphError};
 use precast_ir::op::BinaryFn;
 use precast_ir::{Graph, Node, Op, ValueId};
-use precast_tensor::{Tensor, Type};
+use precast_tensor::{DType, Tensor, Type};
 
 use crate::log::{Log, Reason};
 use crate::pipeline::{Class, Pass, Run};
@@ -169,17 +169,32 @@ fn channel_of(op: &Op, filter: &Tensor) -> impl Fn(usize) -> usize {
     }
 }
 
-/// The filter with each output channel multiplied by its factor.
+/// The filter with each output channel multiplied by its factor. A mapped filter is read in parts and let go.
 fn scale_filter(op: &Op, filter: &Tensor, scale: &[f64]) -> Option<Tensor> {
-    let old = filter.to_f64_vec();
     let channel = channel_of(op, filter);
+    let is_safe =
+        |at: usize, old: f64, new: f64| new.is_finite() && (new != 0.0 || old == 0.0 || scale[channel(at)] == 0.0);
+    if filter.dtype() == DType::F32 {
+        let mut elements: Vec<f32> = Vec::with_capacity(filter.len());
+        for part in filter.read_parts(PART_BYTES) {
+            for &bytes in part.as_chunks().0 {
+                let (at, old) = (elements.len(), f64::from(f32::from_le_bytes(bytes)));
+                let new = (old * scale[channel(at)]) as f32;
+                if !is_safe(at, old, f64::from(new)) {
+                    return None;
+                }
+                elements.push(new);
+            }
+        }
+        filter.release_pages();
+        return Tensor::from_vec(filter.shape(), elements).ok();
+    }
+    let old = filter.to_f64_vec();
     let elements: Vec<f64> = old.iter().enumerate().map(|(at, element)| element * scale[channel(at)]).collect();
     let result = Tensor::from_f64(filter.dtype(), filter.shape(), &elements, false).ok()?;
-    let is_safe = result
-        .to_f64_vec()
-        .iter()
-        .zip(&old)
-        .enumerate()
-        .all(|(at, (new, old))| new.is_finite() && (*new != 0.0 || *old == 0.0 || scale[channel(at)] == 0.0));
-    is_safe.then_some(result)
+    let are_safe = result.to_f64_vec().iter().zip(&old).enumerate().all(|(at, (new, old))| is_safe(at, *old, *new));
+    are_safe.then_some(result)
 }
+
+/// How much of a filter is read at once: a whole number of elements.
+const PART_BYTES: usize = 256 << 10;

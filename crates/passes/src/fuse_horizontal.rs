@@ -111,8 +111,11 @@ fn bias_of(part: &Projection<'_>) -> Option<Tensor> {
     Tensor::from_f64(DType::F32, [columns(part)], &elements, false).ok()
 }
 
+/// The parts as one; what reading them from a mapped file took is let go.
 fn concat(axis: usize, parts: &[Tensor]) -> Option<Tensor> {
-    Op::from(Concat { axis }).eval(parts).ok()?.into_iter().next()
+    let joint = Op::from(Concat { axis }).eval(parts).ok()?.into_iter().next();
+    parts.iter().for_each(Tensor::release_pages);
+    joint
 }
 
 fn projection<'a>(graph: &'a Graph, uses: &[u32], node: &Node, input: usize) -> Option<Projection<'a>> {

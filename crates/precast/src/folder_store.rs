@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use precast_program::ArtifactStore;
 use precast_program::store::StoreError;
-use precast_tensor::{DType, Digest, Tensor, map_file_pages};
+use precast_tensor::{DType, Digest, Tensor, map_file};
 
 /// First bytes of a constant file: element type and shape follow as text up to a newline, then the bytes.
 const MAGIC: &str = "precast-constant";
@@ -47,7 +47,7 @@ impl ArtifactStore for FolderStore {
 
     fn get(&self, digest: &Digest) -> Result<Tensor, StoreError> {
         let name = digest.to_string();
-        let (bytes, pages) = map_file_pages(self.path(digest)).map_err(|source| match source.kind() {
+        let (bytes, pages) = map_file(self.path(digest)).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => StoreError::Missing(name.clone()),
             _ => StoreError::Io { digest: name.clone(), source },
         })?;

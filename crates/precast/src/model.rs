@@ -248,6 +248,11 @@ impl Model {
         self.file.is_self_contained().then(|| self.file.digest())
     }
 
+    /// Lets go of the memory that reading the model's file took.
+    pub(crate) fn release_pages(&self) {
+        self.file.release_pages();
+    }
+
     /// The model as a Graph, which it is where its outputs are tensors of numbers. Symbols without a number stay symbols.
     pub fn graph(&self, options: &ImportOptions) -> Result<Imported, Error> {
         let imported = self.structured_graph(options)?;

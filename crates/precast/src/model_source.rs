@@ -138,10 +138,11 @@ impl GraphSource for ModelSource {
         self.tuning.digest(untuned, graph).map_err(|error| SessionError::Source(error.to_string()))
     }
 
-    /// Lets go of the symbolic Graph, which may hold folded constants that Programs have in another form. Whoever compiles
-    /// again imports again.
+    /// Lets go of the symbolic Graph, which may hold folded constants that Programs have in another form, and of the file's
+    /// pages. Whoever compiles again imports again.
     fn forget_graph(&self) {
         self.symbolic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.model.release_pages();
     }
 }
 

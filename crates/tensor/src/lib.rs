@@ -38,7 +38,7 @@ pub use dim_compare::{Answer, eq, le, lt};
 pub use dim_parse::ParseDimError;
 pub use dtype::DType;
 pub use element::Element;
-pub use mapping::{FilePages, map_file, map_file_pages};
+pub use mapping::{FilePages, map_file};
 pub use philox::philox;
 pub use symbol::{Bindings, Symbol};
 pub use tensor::{Tensor, TensorError};

@@ -13,14 +13,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use memmap2::Mmap;
 
-/// The bytes of a file: mapped if it is a regular file of this user or root that only its owner may write to,
-/// read into memory otherwise.
-pub fn map_file(path: impl AsRef<Path>) -> io::Result<Bytes> {
-    map_file_pages(path).map(|(bytes, _)| bytes)
-}
-
-/// As `map_file`, with the pages that the bytes take while they are read.
-pub fn map_file_pages(path: impl AsRef<Path>) -> io::Result<(Bytes, FilePages)> {
+/// The bytes of a file: mapped if it is a regular file of this user or root that only its owner may write to, read into
+/// memory otherwise. With them the pages that they take while they are read.
+pub fn map_file(path: impl AsRef<Path>) -> io::Result<(Bytes, FilePages)> {
     let path = path.as_ref();
     let in_file = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     let mut file = File::open(path).map_err(in_file)?;
@@ -127,7 +122,7 @@ mod tests {
     #[test]
     fn a_file_of_ours_maps_and_outlives_its_name() {
         let path = scratch_file("ours", b"abc");
-        let bytes = map_file(&path).unwrap();
+        let (bytes, _) = map_file(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(&bytes[..], b"abc");
     }
@@ -135,7 +130,7 @@ mod tests {
     #[test]
     fn released_pages_come_back() {
         let path = scratch_file("released", &[7; 3 << 16]);
-        let (bytes, pages) = map_file_pages(&path).unwrap();
+        let (bytes, pages) = map_file(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let sum = || bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
         let before = sum();
@@ -151,7 +146,7 @@ mod tests {
     #[test]
     fn an_empty_file_gives_no_bytes() {
         let path = scratch_file("empty", b"");
-        assert_eq!(map_file(&path).unwrap().len(), 0);
+        assert_eq!(map_file(&path).unwrap().0.len(), 0);
         std::fs::remove_file(&path).unwrap();
     }
 
@@ -162,7 +157,7 @@ mod tests {
         let path = scratch_file("shared", b"abc");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
         assert!(!is_ours_alone(&std::fs::metadata(&path).unwrap()));
-        let bytes = map_file(&path).unwrap();
+        let (bytes, _) = map_file(&path).unwrap();
         std::fs::write(&path, b"xyz").unwrap();
         assert_eq!(&bytes[..], b"abc");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();

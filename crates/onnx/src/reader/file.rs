@@ -131,6 +131,13 @@ impl ModelFile {
         })
     }
 
+    /// Lets go of the memory that reading the model's file took; what is read again comes back from the system's cache of it.
+    pub fn release_pages(&self) {
+        if let Source::File(bytes, pages) = &self.source {
+            pages.release(bytes);
+        }
+    }
+
     /// The tensor that `proto`, an initializer or attribute of this model, describes. Complex elements become a last
     /// dimension of 2; sub-byte elements take a byte each.
     pub fn tensor(&self, proto: &TensorProto) -> Result<Tensor, ReadError> {

@@ -9,7 +9,7 @@ use std::path::Path;
 use bytes::Bytes;
 use precast_tensor::FilePages;
 #[cfg(unix)]
-use precast_tensor::map_file_pages;
+use precast_tensor::map_file;
 
 use super::error::ReadError;
 use super::limits::{Budget, Limits};
@@ -49,7 +49,7 @@ pub(super) fn hold_file(file: &File, metadata: &Metadata) -> io::Result<(Bytes, 
 #[cfg(unix)]
 fn map_open_file(file: &File) -> io::Result<(Bytes, FilePages)> {
     use std::os::fd::AsRawFd;
-    map_file_pages(format!("/proc/self/fd/{}", file.as_raw_fd()))
+    map_file(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 #[cfg(not(unix))]
