@@ -61,15 +61,15 @@ pub const INTEGER_CASES: &[Case] = &[
     Case { model: "ddddocr_rec", batches: &[1], sizes: &[] },
     Case { model: "minilm_l6_int8", batches: &[1, 8], sizes: &[] },
 ];
-/// Turns, of which each side's best counts: what else runs on the machine only ever adds time.
-const ROUNDS: usize = 3;
-
 /// Arguments of `cargo xtask bench cpu`.
 #[derive(Args)]
 pub struct CpuArguments {
     /// Print the results as one line of JSON.
     #[arg(long)]
     json: bool,
+    /// Turns, of which each side's best counts: what else runs on the machine only ever adds time.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    rounds: usize,
     /// Only models whose names contain this.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -77,7 +77,7 @@ pub struct CpuArguments {
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     /// Seconds of each turn.
-    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    #[arg(long, value_name = "S", default_value_t = 0.25)]
     seconds: f64,
     /// The models with integer arithmetic instead, against onnxruntime.
     #[arg(long)]
@@ -171,7 +171,7 @@ fn fill(row: &mut Row, models: &[ModelEntry], case: &Case, arguments: &CpuArgume
     let mut others =
         if arguments.int8 { None } else { Some(openvino::Measurer::start(&file, row.threads, folder.path())?) };
     let mut ours = Worker::start_own(Stdio::inherit())?;
-    for _ in 0..ROUNDS {
+    for _ in 0..arguments.rounds {
         let request = measure_request(&file, folder.path(), row.threads, arguments.seconds);
         keep_best(&mut row.precast_ms, ask_own::<Milliseconds>(&mut ours, &request).map(|answer| answer.ms));
         keep_best(&mut row.onnxruntime_ms, theirs.measure(arguments.seconds));
