@@ -40,6 +40,7 @@ pub fn lower(step: &StepNode, machine: Machine) -> Result<Lowered, String> {
         Op::GatherNd(op) => ops::index::lower_gather_nd(step, op)?,
         Op::ScatterElements(op) => ops::index::lower_scatter_elements(step, op)?,
         Op::ScatterNd(op) => ops::index::lower_scatter_nd(step, op)?,
+        Op::Topk(op) => ops::index::lower_topk(step, op, machine)?,
         Op::Transpose(op) => ops::layout::lower_transpose(step, op)?,
         Op::Broadcast(_) => ops::layout::lower_broadcast(step)?,
         Op::Slice(op) => ops::layout::lower_slice(step, op)?,
@@ -54,7 +55,7 @@ pub fn lower(step: &StepNode, machine: Machine) -> Result<Lowered, String> {
         Op::NonZero(_) | Op::Nms(_) | Op::If(_) | Op::Loop(_) => None,
         // Caches of the host are written by their owner.
         Op::AppendToCache(_) => None,
-        Op::PoolIndices(_) | Op::RoiAlign(_) | Op::GridSample(_) | Op::Topk(_) => None,
+        Op::PoolIndices(_) | Op::RoiAlign(_) | Op::GridSample(_) => None,
         Op::Iota(_) | Op::DimValue(_) | Op::Uniform(_) | Op::Normal(_) => None,
     };
     Ok(lowered.unwrap_or_else(|| lower_reference(step)))

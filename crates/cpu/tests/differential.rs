@@ -106,7 +106,7 @@ fn whole_graphs_equal_the_reference() {
 
 /// Ops without a kernel of their own: views, what the host does, and what always runs by reference. `fused` is what the
 /// passes make of whole graphs.
-const WITHOUT_KERNEL: [&str; 16] = [
+const WITHOUT_KERNEL: [&str; 15] = [
     "append_to_cache",
     "bitcast",
     "dim_value",
@@ -120,7 +120,6 @@ const WITHOUT_KERNEL: [&str; 16] = [
     "pool_indices",
     "reshape",
     "roi_align",
-    "topk",
     "uniform",
     "fused",
 ];

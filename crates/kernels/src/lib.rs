@@ -67,6 +67,7 @@ mod simd;
 pub mod softmax;
 #[cfg(test)]
 mod test_data;
+pub mod topk;
 pub mod window;
 mod winograd_lanes;
 mod winograd_transform;

@@ -1,12 +1,14 @@
-//! Gathers and scatters. Indices are checked inside the kernels: one that is out of range ends the run with an error.
+//! Gathers, scatters and the largest elements. Indices are checked inside the kernels: one that is out of range ends the run with an error.
 
-use precast_ir::op::{Gather, GatherElements, GatherNd, ScatterElements, ScatterFn, ScatterNd};
+use precast_ir::op::{Gather, GatherElements, GatherNd, ScatterElements, ScatterFn, ScatterNd, Topk};
 use precast_kernels::arena::Args;
 use precast_kernels::gather::{self, IndexError, Indices, ScatterKernel, ScatterReduction, TupleShape};
+use precast_kernels::isa::Exec;
+use precast_kernels::topk::{Extreme, TopkShape, topk_f32};
 use precast_tensor::DType;
 
 use crate::ops::around;
-use crate::step::{Lowered, StepNode};
+use crate::step::{Lowered, Machine, Read, StepNode};
 
 /// Element type of an index operand.
 #[derive(Clone, Copy)]
@@ -142,4 +144,21 @@ pub fn lower_scatter_nd(step: &StepNode, op: &ScatterNd) -> Result<Option<Lowere
         let indices = index_type.read(args, 1);
         gather::scatter_nd(&exec, kernel, tuples.shape(), indices, args.read(2), y).map_err(explain)
     })))
+}
+
+/// The largest or smallest elements along an axis and where they are.
+pub fn lower_topk(step: &StepNode, op: &Topk, machine: Machine) -> Result<Option<Lowered>, String> {
+    let [outer, axis, inner] = around(&step.shape(0), op.axis);
+    let shape = TopkShape { outer, axis, inner, k: step.output_shape(0)[op.axis] };
+    if step.dtype(0) != DType::F32 || !shape.is_covered() {
+        return Ok(None);
+    }
+    let extreme = if op.largest { Extreme::Largest } else { Extreme::Smallest };
+    let scratch_bytes = shape.scratch_len(machine.threads) * size_of::<u64>();
+    let run = move |args: &mut Args<'_>, exec: Exec<'_>| {
+        let scratch = if scratch_bytes > 0 { args.write(2) } else { &mut [] };
+        topk_f32(&exec, extreme, &shape, args.read(0), scratch, args.write(0), args.write(1));
+        Ok(())
+    };
+    Ok(Some(Lowered { kernel: "topk".to_string(), reads: vec![Read::Input(0)], scratch_bytes, run: Box::new(run) }))
 }
