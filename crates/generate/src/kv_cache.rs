@@ -157,6 +157,13 @@ impl KvCache {
         self.touched[slot] = self.touched[slot].max(start + valid);
     }
 
+    /// Reads something of each line of memory that a token lies in.
+    pub(crate) fn look(&self, layer: usize, half: Half, slot: usize, position: usize) -> u8 {
+        let [_, _, capacity, _] = self.shape(layer, half, 1);
+        let tokens = self.read(layer, half, slot, 1).chunks(self.row_bytes(layer, half).max(1));
+        look_at(tokens.skip(position % capacity).step_by(capacity))
+    }
+
     /// Whether the first `cached` tokens of a slot are there as far as any query behind them can see.
     pub fn is_intact(&self, slot: usize, cached: usize) -> bool {
         let layouts = self.layers.iter().map(|layer| &layer.layout);
@@ -261,6 +268,13 @@ impl KvCache {
             Half::Values => &mut self.layers[layer].values,
         }
     }
+}
+
+/// Reads something of each line of memory of some parts.
+pub(crate) fn look_at<'b>(parts: impl Iterator<Item = &'b [u8]>) -> u8 {
+    /// Bytes that no line of memory is shorter than.
+    const LINE: usize = 64;
+    parts.flat_map(|part| part.iter().step_by(LINE)).fold(0, |all, byte| all ^ byte)
 }
 
 /// Whether the first `cached` tokens of a slot are there as far as any query behind them can see, in a cache of this capacity
