@@ -171,7 +171,8 @@ impl PagedRunner {
     /// memory more than for anything else.
     fn keep(&mut self, rows: &[&StepRow<'_>], plan: &StepPlan) {
         let (buffers, store, copies) = (&self.buffers, &mut self.store, &mut self.copies);
-        let is_together = rows.len() >= ROWS_KEPT_TOGETHER
+        let bytes = rows.len() * self.model.kv_bytes_per_token();
+        let is_together = bytes >= BYTES_KEPT_TOGETHER
             && std::thread::scope(|scope| {
                 let thread = std::thread::Builder::new().name("precast-pages".to_string());
                 let pages = thread.spawn_scoped(scope, || write_pages(store, buffers, rows, plan));
@@ -189,8 +190,8 @@ impl PagedRunner {
     }
 }
 
-/// Rows whose new tokens take longer to keep than a thread takes to begin.
-const ROWS_KEPT_TOGETHER: usize = 16;
+/// Bytes of new keys and values that take longer to keep than a thread takes to begin.
+const BYTES_KEPT_TOGETHER: usize = 1 << 19;
 
 /// Writes the new tokens of a step into the pages of their rows. Where single tokens will lie is read first, that of all rows:
 /// these places are in no cache, and writes wait for one another where reads do not.
