@@ -77,6 +77,13 @@ pub struct DecoderState {
     reads_scores: bool,
 }
 
+impl Drop for DecoderState {
+    fn drop(&mut self) {
+        self.cache.end(&self.model);
+        self.buffers.end(self.model.spare());
+    }
+}
+
 impl DecoderState {
     /// So many empty rows, with room for prompts of this length.
     pub fn new(

@@ -60,6 +60,8 @@ pub struct KvCache {
     capacity: usize,
     /// For each slot the end of the farthest token that was ever written since it was empty.
     written: Vec<usize>,
+    /// For each slot how many of its positions may hold anything but zeros.
+    touched: Vec<usize>,
 }
 
 struct Layer {
@@ -96,7 +98,13 @@ impl KvCache {
             let words = |size: usize| Words::zeros(elements * size * layout.dtype.size_bytes());
             Layer { layout: *layout, keys: words(layout.key_size), values: words(layout.value_size) }
         };
-        KvCache { layers: layouts.iter().map(layer).collect(), slots, capacity, written: vec![0; slots] }
+        KvCache {
+            layers: layouts.iter().map(layer).collect(),
+            slots,
+            capacity,
+            written: vec![0; slots],
+            touched: vec![0; slots],
+        }
     }
 
     /// Slots.
@@ -146,12 +154,35 @@ impl KvCache {
             }
         }
         self.written[slot] = self.written[slot].max(start + valid);
+        self.touched[slot] = self.touched[slot].max(start + valid);
+    }
+
+    /// Reads something of each line of memory that a token lies in.
+    pub(crate) fn look(&self, layer: usize, half: Half, slot: usize, position: usize) -> u8 {
+        let [_, _, capacity, _] = self.shape(layer, half, 1);
+        let tokens = self.read(layer, half, slot, 1).chunks(self.row_bytes(layer, half).max(1));
+        look_at(tokens.skip(position % capacity).step_by(capacity))
     }
 
     /// Whether the first `cached` tokens of a slot are there as far as any query behind them can see.
     pub fn is_intact(&self, slot: usize, cached: usize) -> bool {
         let layouts = self.layers.iter().map(|layer| &layer.layout);
         is_intact(layouts, self.capacity, self.written[slot], cached)
+    }
+
+    /// Makes it what a new cache is.
+    pub(crate) fn empty(&mut self) {
+        for (layer, half) in (0..self.layers.len()).flat_map(|layer| [(layer, Half::Keys), (layer, Half::Values)]) {
+            let ([_, heads, capacity, _], row) = (self.shape(layer, half, 1), self.row_bytes(layer, half));
+            for slot in 0..self.slots {
+                let touched = self.touched[slot].min(capacity) * row;
+                for head in slot * heads..(slot + 1) * heads {
+                    self.words_mut(layer, half).bytes_mut()[head * capacity * row..][..touched].fill(0);
+                }
+            }
+        }
+        self.written.fill(0);
+        self.touched.fill(0);
     }
 
     /// Forgets what a slot holds.
@@ -173,6 +204,7 @@ impl KvCache {
             }
         }
         self.written[to] = self.written[from];
+        self.touched[to] = self.touched[to].max(self.written[from]);
     }
 
     /// Gives successive slots, from `first` on, what the slots of these positions among them hold.
@@ -190,6 +222,9 @@ impl KvCache {
         }
         let written: Vec<usize> = parents.iter().map(|parent| self.written[first + parent]).collect();
         self.written[first..first + written.len()].copy_from_slice(&written);
+        // A slot has all of another's positions now, those that were cleared included.
+        let most = self.touched.iter().copied().max().unwrap_or(0);
+        self.touched.fill(most);
     }
 
     /// Bytes of a layer's keys or values for so many new tokens of a row.
@@ -214,6 +249,7 @@ impl KvCache {
             }
         }
         grown.written[..self.slots].copy_from_slice(&self.written);
+        grown.touched[..self.slots].copy_from_slice(&self.touched);
         grown
     }
 
@@ -232,6 +268,13 @@ impl KvCache {
             Half::Values => &mut self.layers[layer].values,
         }
     }
+}
+
+/// Reads something of each line of memory of some parts.
+pub(crate) fn look_at<'b>(parts: impl Iterator<Item = &'b [u8]>) -> u8 {
+    /// Bytes that no line of memory is shorter than.
+    const LINE: usize = 64;
+    parts.flat_map(|part| part.iter().step_by(LINE)).fold(0, |all, byte| all ^ byte)
 }
 
 /// Whether the first `cached` tokens of a slot are there as far as any query behind them can see, in a cache of this capacity

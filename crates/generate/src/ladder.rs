@@ -106,14 +106,16 @@ impl Ladders {
         Ladders { long_chunk, ..self }
     }
 
-    /// The same ladders with every eighth number of rows from 32 to 64, unless the folder says which rows: on a device where each
-    /// row of filler costs what a row costs.
-    pub fn with_close_rows(self, tuning: &TuningConfig) -> Ladders {
-        if tuning.row_buckets.is_some() || self.is_exact {
+    /// The same ladders with every eighth number of rows and of new tokens from 32 to 64, unless the folder says which: on a
+    /// device where each row of filler costs what a row costs.
+    pub fn with_close_sizes(self, tuning: &TuningConfig) -> Ladders {
+        if self.is_exact {
             return self;
         }
-        let rows = Ladder::of(self.rows.sizes().iter().copied().chain([40, 56]), self.rows.largest());
-        Ladders { rows, ..self }
+        let closer = |ladder: &Ladder| Ladder::of(ladder.sizes().iter().copied().chain([40, 56]), ladder.largest());
+        let rows = if tuning.row_buckets.is_some() { self.rows.clone() } else { closer(&self.rows) };
+        let length = if tuning.length_buckets.is_some() { self.length.clone() } else { closer(&self.length) };
+        Ladders { rows, length, ..self }
     }
 
     /// The length of the Program that runs the next part of a prompt: the long chunk where no more than an eighth of it would
@@ -204,6 +206,16 @@ mod tests {
         assert_eq!(short.clone().with_long_chunk(&said, 512).long_chunk, None);
         assert_eq!(Ladders::new(&TuningConfig::default(), 300, 128, 1).with_long_chunk(&said, 512).long_chunk, None);
         assert_eq!(ladders.with_chunk(64).length_for(3000), 64);
+    }
+
+    #[test]
+    fn close_sizes_lie_between_half_and_the_whole_of_64() {
+        let ladders = Ladders::new(&TuningConfig::default(), 4096, 64, 64).with_close_sizes(&TuningConfig::default());
+        assert_eq!(ladders.length.sizes()[9..], [32, 40, 48, 56, 64]);
+        assert_eq!(ladders.rows.sizes(), ladders.length.sizes());
+        let said = TuningConfig { length_buckets: Some(vec![8, 64]), ..TuningConfig::default() };
+        let ladders = Ladders::new(&said, 4096, 64, 64).with_close_sizes(&said);
+        assert_eq!((ladders.length.sizes(), ladders.rows.sizes()[10]), (&[8, 64][..], 40));
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod resident;
 pub mod roles;
 mod row_cache;
 pub mod search;
+mod spare_memory;
 pub mod step_buffers;
 pub mod suggestion;
 pub mod text_model;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use precast_tensor::DType;
 
 use crate::kv_cache::Half;
+use crate::spare_memory::SpareMemory;
 use crate::text_model::OutputRole;
 
 /// Scores of one position, before any rule, where a step left them.
@@ -34,7 +35,8 @@ impl From<Vec<f32>> for Scores {
 /// Sets of scores that buffers keep, those that others still hold included: a step of an engine has several runs.
 const SCORES_KEPT: usize = 8;
 
-/// Words of an output that are kept where a step needs fewer: what tokens behind a long prompt need is far less.
+/// Words of an output that are kept where a step needs fewer; more are spare then, for the next long prompt: what tokens behind
+/// one need is far less.
 const WORDS_KEPT: usize = 1 << 14;
 
 /// Memory that the outputs of steps lie in: that of a step is a later one's as soon as nobody holds its scores.
@@ -54,6 +56,7 @@ impl StepBuffers {
         &mut self,
         outputs: &[(OutputRole, DType)],
         bytes: impl Fn(OutputRole, DType) -> usize,
+        spare: &SpareMemory,
     ) -> Vec<&mut [u8]> {
         self.words.resize_with(self.words.len().max(outputs.len()), Vec::new);
         self.outputs = outputs.iter().map(|&(role, dtype)| (role, bytes(role, dtype))).collect();
@@ -65,16 +68,21 @@ impl StepBuffers {
                 Some(scores) => bytemuck::cast_slice_mut(scores),
                 None => {
                     let needed = bytes.div_ceil(size_of::<u64>());
-                    if words.len() > WORDS_KEPT.max(needed) {
-                        *words = Vec::new();
+                    if words.len() < needed || words.len() > WORDS_KEPT.max(needed) {
+                        give_back(words, spare);
+                        *words = if needed > WORDS_KEPT { spare.words(needed) } else { vec![0; needed] };
                     }
-                    words.resize(words.len().max(needed), 0);
                     bytemuck::cast_slice_mut(words)
                 }
             };
             slices.push(&mut slice[..bytes]);
         }
         slices
+    }
+
+    /// Gives back what is large, once no step follows.
+    pub(crate) fn end(&mut self, spare: &SpareMemory) {
+        self.words.iter_mut().for_each(|words| give_back(words, spare));
     }
 
     /// What the last step left; nothing of scores of f32, which lie elsewhere.
@@ -96,6 +104,13 @@ impl StepBuffers {
             OutputRole::Present(layer, half) => Some((layer, half, bytes)),
             OutputRole::Logits | OutputRole::Cache(..) | OutputRole::Best | OutputRole::BestScore => None,
         })
+    }
+}
+
+/// Makes words spare if they are many.
+fn give_back(words: &mut Vec<u64>, spare: &SpareMemory) {
+    if words.len() > WORDS_KEPT {
+        spare.give_words(std::mem::take(words));
     }
 }
 
@@ -129,7 +144,7 @@ mod tests {
     fn step(buffers: &mut StepBuffers, scores: &[f32], keys: &[f32]) -> Vec<Scores> {
         let values = [scores, keys];
         let bytes = |role, _| 4 * if role == OutputRole::Logits { scores.len() } else { keys.len() };
-        for (slice, values) in buffers.prepare(&OUTPUTS, bytes).into_iter().zip(values) {
+        for (slice, values) in buffers.prepare(&OUTPUTS, bytes, &SpareMemory::default()).into_iter().zip(values) {
             slice.copy_from_slice(bytemuck::cast_slice(values));
         }
         buffers.share_scores(scores.len() / 2, 2)
@@ -151,10 +166,13 @@ mod tests {
 
     #[test]
     fn memory_of_a_long_step_is_let_go_by_a_short_one() {
-        let mut buffers = StepBuffers::default();
-        step(&mut buffers, &[1.0, 2.0], &vec![1.0; 4 * WORDS_KEPT]);
-        assert_eq!(buffers.words[1].len(), 2 * WORDS_KEPT);
-        step(&mut buffers, &[1.0, 2.0], &[3.0, 4.0]);
-        assert_eq!(buffers.words[1].len(), 1);
+        let (mut buffers, spare) = (StepBuffers::default(), SpareMemory::default());
+        let mut prepare = |words: usize| buffers.prepare(&OUTPUTS[1..], |_, _| 8 * words, &spare)[0].as_ptr();
+        let long = prepare(2 * WORDS_KEPT);
+        prepare(1);
+        assert_eq!(prepare(2 * WORDS_KEPT), long);
+        buffers.end(&spare);
+        let words = spare.words(2 * WORDS_KEPT);
+        assert_eq!(words.as_ptr().cast(), long);
     }
 }

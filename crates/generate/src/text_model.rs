@@ -12,6 +12,7 @@ use crate::kv_cache::{Half, KvCache, LayerLayout};
 use crate::ladder::Ladders;
 use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
 use crate::resident::ResidentDecoder;
+use crate::spare_memory::SpareMemory;
 use crate::step_buffers::{Scores, StepBuffers, is_shared};
 
 /// What an input of the Session is for.
@@ -63,6 +64,7 @@ pub enum StepError {
 #[derive(Clone)]
 pub struct TextModel {
     shared: Arc<TextModelParts>,
+    spare: Arc<SpareMemory>,
 }
 
 /// What a TextModel is made of.
@@ -110,7 +112,7 @@ pub struct StepOutputs {
 impl TextModel {
     /// A decoder of these parts.
     pub fn new(parts: TextModelParts) -> TextModel {
-        TextModel { shared: Arc::new(parts) }
+        TextModel { shared: Arc::new(parts), spare: Arc::default() }
     }
 
     /// The configuration of its folder.
@@ -148,6 +150,11 @@ impl TextModel {
         self.shared.resident.as_ref()
     }
 
+    /// Memory of its steps and caches that are over.
+    pub(crate) fn spare(&self) -> &SpareMemory {
+        &self.spare
+    }
+
     /// Bytes of keys and values that a token takes in all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
         self.layers().iter().map(LayerLayout::token_bytes).sum()
@@ -166,7 +173,7 @@ impl TextModel {
             inputs.iter().map(|&(role, dtype)| Input::of(role, dtype, plan, tokens, cache)).collect();
         let arguments: Vec<Argument<'_>> = inputs.iter().map(|input| input.argument(plan, cache)).collect();
         let bytes = |role, dtype: DType| self.output_elements(role, plan) * dtype.size_bytes();
-        let report = session.run_into(&arguments, &mut buffers.prepare(roles, bytes))?;
+        let report = session.run_into(&arguments, &mut buffers.prepare(roles, bytes, &self.spare))?;
         let logits = match roles.iter().position(|(role, _)| *role == OutputRole::Logits) {
             None => vec![Scores::default(); plan.rows.len()],
             Some(place) if is_shared(&roles[place]) => {

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::arithmetic::Arithmetic;
 use crate::cached_attention_lines::{
-    add_weighted, cap, divide_row, mask_unless, rotate, scale_row, score_keys, weigh_row,
+    add_weighted, ask_for, cap, divide_row, mask_unless, rotate, scale_row, score_keys, weigh_row,
 };
 use crate::epilogue::Bias;
 use crate::gemm_drive::{DriveShape, Item, SPLIT_NS, SourceB, drive_alone, drive_alone_onto, drive_alone_scratch_len};
@@ -323,7 +323,10 @@ impl<'a> Work<'a> {
             cap(self.isa, self.attention.softcap, scores);
         }
         match (self.seen(step, stretch), stretch) {
-            (Some(seen), _) => mask_unless(scores, |key| seen.contains(&key)),
+            (Some(seen), _) => {
+                scores[..seen.start].fill(f32::NEG_INFINITY);
+                scores[seen.end..].fill(f32::NEG_INFINITY);
+            }
             (None, Stretch::Cached(slots)) => {
                 mask_unless(scores, |key| self.sees_slot(row, step, slots.start + key));
             }
@@ -375,13 +378,20 @@ impl<'a> Work<'a> {
         let new = Stretch::New(0..keys.end.saturating_sub(filled));
         let queries = &self.queries[(row * attention.kv_heads + kv_head) * group * size..][..group * size];
         let part_len = attention.part_len();
+        // Keys of the next task, which are asked for while values are read, as values are while keys are.
+        let next = match (stretch + 1) * DECODE_KEYS <= filled {
+            true => (row * attention.kv_heads + kv_head) * attention.slots + keys.end,
+            false => (row * attention.kv_heads + kv_head + 1) * attention.slots,
+        };
+        let next_keys = self.inputs.keys.get(next * size..).unwrap_or(&[]);
         for (number, queries) in queries.chunks(QUERIES_TOGETHER * size).enumerate() {
             let mut scores = [[0.0; DECODE_KEYS]; QUERIES_TOGETHER];
             let members = queries.len() / size;
             let mut start = 0;
             for stretch in [&cached, &new] {
-                let keys = self.sources(row, kv_head, stretch).0;
+                let (keys, values) = self.sources(row, kv_head, stretch);
                 for some in keys_together(stretch.len()) {
+                    ask_for(&values[some.start * size..some.end * size]);
                     let keys = &keys[some.start * size..some.end * size];
                     for (query, scores) in queries.chunks_exact(size).zip(&mut scores) {
                         let scores = &mut scores[start + some.start..start + some.end];
@@ -408,6 +418,7 @@ impl<'a> Work<'a> {
             for stretch in [&cached, &new] {
                 let values = self.sources(row, kv_head, stretch).1;
                 for some in keys_together(stretch.len()) {
+                    ask_for(next_keys.get(some.start * size..some.end * size).unwrap_or(&[]));
                     let values = &values[some.start * size..some.end * size];
                     for (member, weights) in scores[..members].iter().enumerate() {
                         let weights = &weights[start + some.start..start + some.end];

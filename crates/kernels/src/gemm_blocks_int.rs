@@ -12,7 +12,7 @@ use crate::gemm_blocks::{BlockWeights, COLUMNS, Code};
 use crate::gemm_blocks_int_line::multiply_tile;
 use crate::gemm_drive::SPLIT_NS;
 use crate::isa::{Exec, Isa};
-use crate::pool::{PARTS_PER_THREAD, SharedMut, even_parts, share};
+use crate::pool::{SharedMut, even_parts, share};
 use crate::simd::{ELEMENTS_PER_TASK_MIN, multiversion};
 
 /// Rows that are multiplied together, the most first: a product is cut into tiles of these heights.
@@ -31,7 +31,9 @@ const BYTE_MAX: f32 = 127.0;
 /// Spans without larger values count as zeros: `BYTE_MAX` by a smaller one is no number.
 const LEAST: f32 = 1e-36;
 /// Rows whose bytes stay in the second cache while panels pass by.
-const ROWS_PER_TASK: usize = 4 * HEIGHT_MAX;
+const ROWS_PER_TASK_MAX: usize = 4 * HEIGHT_MAX;
+/// Rows for each thread from which on rows are divided, not panels: every thread reads all weights then, but no row of another.
+const DIVIDED_ROWS_MIN: usize = HEIGHT_MAX;
 
 impl BlockWeights {
     /// Whether there is a kernel for rows of 8 bits with them.
@@ -75,48 +77,50 @@ pub fn gemm_blocks_int(
     assert!(x.len() >= m * weights.k && c.len() >= m * weights.n, "operands of {m}×{}×{}", weights.n, weights.k);
     assert!(packed.len() >= weights.packed_len(), "packed weights of {} for {weights:?}", packed.len());
     let rows = &mut scratch[..gemm_blocks_int_scratch_len(weights, m)];
-    quantise_rows(exec, weights, x, rows);
-    let (rows, c) = (&*rows, SharedMut::new(c));
-    let cut = Cut::of(exec, weights, m);
-    exec.pool().run(cut.tasks(), &|task| {
-        let (rows_of_task, panels) = cut.task(task);
-        multiply_task(exec.isa(), weights, rows, packed, rows_of_task, panels, epilogue, &c);
-    });
+    let c = SharedMut::new(c);
+    match Cut::of(exec, weights, m) {
+        Cut::Panels { tasks } => {
+            quantise_rows(exec, weights, x, rows);
+            exec.pool().run(tasks, &|task| {
+                let panels = share(weights.panels(), tasks, task);
+                multiply_task(exec.isa(), weights, rows, packed, 0..m, panels, epilogue, &c);
+            });
+        }
+        Cut::Rows { tasks } => {
+            let (k, row_words, words) = (weights.k, weights.row_words(), SharedMut::new(rows));
+            exec.pool().run(tasks, &|task| {
+                let rows = share(m, tasks, task);
+                // SAFETY: every task has rows of its own.
+                let words = unsafe { words.slice(rows.start * row_words, rows.len() * row_words) };
+                quantise_tiles(exec.isa(), weights, &x[rows.start * k..rows.end * k], words);
+                multiply_task(exec.isa(), weights, words, packed, rows, 0..weights.panels(), epilogue, &c);
+            });
+        }
+    }
 }
 
-/// How a product is cut into tasks: some rows and some panels each.
-struct Cut {
-    m: usize,
-    panels: usize,
-    row_parts: usize,
-    panel_parts: usize,
+/// How a product is cut into tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    /// Some panels each, all rows.
+    Panels { tasks: usize },
+    /// Some rows each, all panels.
+    Rows { tasks: usize },
 }
 
 impl Cut {
     fn of(exec: Exec, weights: &BlockWeights, m: usize) -> Cut {
-        let (panels, row_parts) = (weights.panels(), m.div_ceil(ROWS_PER_TASK));
         // A thread reads some 20 bytes of weights a nanosecond, or multiplies some 100 pairs.
         let ns = weights.packed_len() * size_of::<u32>() / 20 + m * weights.n * weights.k / 100;
-        let panel_parts = match (ns < SPLIT_NS, row_parts) {
-            (true, _) => 1,
-            (false, 0 | 1) => even_parts(panels, exec.threads()),
-            (false, row_parts) => (PARTS_PER_THREAD * exec.threads()).div_ceil(row_parts).min(panels),
-        };
-        Cut { m, panels, row_parts, panel_parts }
-    }
-
-    fn tasks(&self) -> usize {
-        self.row_parts * self.panel_parts
-    }
-
-    fn task(&self, task: usize) -> (Range<usize>, Range<usize>) {
-        let first = task / self.panel_parts * ROWS_PER_TASK;
-        let panels = share(self.panels, self.panel_parts, task % self.panel_parts);
-        (first..self.m.min(first + ROWS_PER_TASK), panels)
+        let threads = if ns < SPLIT_NS { 1 } else { exec.threads() };
+        if m >= threads * DIVIDED_ROWS_MIN {
+            return Cut::Rows { tasks: m.div_ceil(ROWS_PER_TASK_MAX).next_multiple_of(threads) };
+        }
+        Cut::Panels { tasks: if threads > 1 { even_parts(weights.panels(), threads) } else { 1 } }
     }
 }
 
-/// Some rows times some panels, with what follows.
+/// Some rows, of which `row_words` has the words, times some panels, with what follows.
 fn multiply_task(
     isa: Isa,
     weights: &BlockWeights,
@@ -134,7 +138,8 @@ fn multiply_task(
     for (words, first) in words.chunks_exact(weights.panel_words()).zip(columns.clone().step_by(COLUMNS)) {
         let width = COLUMNS.min(n - first);
         for tile in tiles(rows.clone()) {
-            let row_words = &row_words[tile.start * weights.row_words()..tile.end * weights.row_words()];
+            let at = tile.start - rows.start..tile.end - rows.start;
+            let row_words = &row_words[at.start * weights.row_words()..at.end * weights.row_words()];
             multiply_tile(isa, weights, words, row_words, tile.len(), &mut products);
             for (row, products) in tile.zip(&products) {
                 // SAFETY: every task has rows and columns of its own.
@@ -166,21 +171,26 @@ fn tiles(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// Rows of x as tiles of words. The words of a span of all rows of a tile lie together: the values that sums start from, the
-/// scales, the sums, and the bytes, each of them row after row.
+/// All rows of x as tiles of words.
 fn quantise_rows(exec: Exec, weights: &BlockWeights, x: &[f32], words: &mut [u32]) {
     let (k, row_words) = (weights.k, weights.row_words());
     let m = words.len() / row_words;
     let rows_per_task = if m * k < ELEMENTS_PER_TASK_MIN { m.next_multiple_of(HEIGHT_MAX) } else { HEIGHT_MAX };
     exec.pool().chunks_mut(words, (rows_per_task * row_words).max(1), |task, words| {
-        let first = task * rows_per_task;
-        for tile in tiles(0..words.len() / row_words) {
-            let (height, words) = (tile.len(), &mut words[tile.start * row_words..tile.end * row_words]);
-            for (row, at) in tile.enumerate() {
-                quantise_row(exec.isa(), weights, &x[(first + at) * k..][..k], height, row, words);
-            }
-        }
+        quantise_tiles(exec.isa(), weights, &x[task * rows_per_task * k..], words);
     });
+}
+
+/// Rows of x as tiles of words. The words of a span of all rows of a tile lie together: the values that sums start from, the
+/// scales, the sums, and the bytes, each of them row after row.
+fn quantise_tiles(isa: Isa, weights: &BlockWeights, x: &[f32], words: &mut [u32]) {
+    let (k, row_words) = (weights.k, weights.row_words());
+    for tile in tiles(0..words.len() / row_words) {
+        let (height, words) = (tile.len(), &mut words[tile.start * row_words..tile.end * row_words]);
+        for (row, at) in tile.enumerate() {
+            quantise_row(isa, weights, &x[at * k..][..k], height, row, words);
+        }
+    }
 }
 
 /// One row as one of `height` rows of a tile.

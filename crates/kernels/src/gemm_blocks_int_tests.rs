@@ -95,7 +95,7 @@ fn wide_products_are_cut_into_rows_columns_and_threads() {
     let weights = BlockWeights { k: 768, n: 1000, block: 32, code: Code::Int4, has_shifts: false };
     let case = Case::new(weights, &mut random);
     let x = random.floats(150 * weights.k);
-    for m in [1, 5, 64, 150] {
+    for m in [1, 5, 43, 64, 150] {
         let mut first: Option<Vec<u32>> = None;
         for_each_exec(|exec| {
             let found = bits(&case.run_on_bytes(exec, m, &x, &Epilogue::default()));
@@ -106,6 +106,18 @@ fn wide_products_are_cut_into_rows_columns_and_threads() {
             assert_eq!(first[at], case.product(&x[at / 1000 * 768..][..768], at % 1000).to_bits(), "{at} of {m} rows");
         }
     }
+}
+
+#[test]
+fn rows_are_divided_where_every_thread_has_a_tile_of_them() {
+    let pool = ThreadPool::new(2);
+    let exec = Exec::new(Isa::Portable, &pool).unwrap();
+    let cut = |m: usize, n: usize| {
+        Cut::of(exec, &BlockWeights { k: 576, n, block: 32, code: Code::Int4, has_shifts: false }, m)
+    };
+    assert_eq!([cut(31, 1536), cut(32, 1536)], [Cut::Panels { tasks: 8 }, Cut::Rows { tasks: 2 }]);
+    assert_eq!([cut(64, 1536), cut(512, 1536)], [Cut::Rows { tasks: 2 }, Cut::Rows { tasks: 8 }]);
+    assert_eq!([cut(1, 16), cut(24, 16)], [Cut::Panels { tasks: 1 }, Cut::Rows { tasks: 1 }]);
 }
 
 #[test]

@@ -52,6 +52,19 @@ fn levels_512<const BITS: u32, const GROUPS: usize>(words: &[[u32; COLUMNS]]) ->
     })
 }
 
+/// Tiles of no more rows read weights as fast as these come one after another.
+const ROWS_THAT_WAIT: usize = 2;
+
+/// Asks for the same block of the next panel: many rows take so long over a panel that the machine forgets to fetch ahead.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn ask_for_next(weights: &BlockWeights, words: &[u32]) {
+    let next = words.as_ptr().wrapping_add(weights.panel_words());
+    for line in 0..weights.block_words() / COLUMNS {
+        _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line * COLUMNS).cast());
+    }
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
 fn vnni<const BITS: u32, const GROUPS: usize, const ROWS: usize>(
     weights: &BlockWeights,
@@ -62,6 +75,9 @@ fn vnni<const BITS: u32, const GROUPS: usize, const ROWS: usize>(
     let mut totals = [_mm512_setzero_ps(); ROWS];
     let mut spans = rows.chunks_exact(ROWS * (HEAD_WORDS + GROUPS));
     for words in words.chunks_exact(weights.block_words()) {
+        if ROWS > ROWS_THAT_WAIT {
+            ask_for_next(weights, words);
+        }
         let block = Block::of(weights, words);
         // SAFETY: sixteen floats each.
         let load = |line: Option<&[u32; COLUMNS]>| line.map(|line| unsafe { _mm512_loadu_ps(line.as_ptr().cast()) });

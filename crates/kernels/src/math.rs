@@ -81,6 +81,16 @@ pub fn exp<F: MulAdd>(x: f32) -> f32 {
     F::mul_add(F::mul_add(tail, r, 1.0), r, 1.0) * first * second
 }
 
+/// e to the `x` of no number above zero; 0 below -86, where `exp` goes on to the least floats. One factor does for the power of
+/// two then.
+#[inline(always)]
+pub fn exp_below_zero<F: MulAdd>(x: f32) -> f32 {
+    let ReducedExp { n, r, tail } = reduce_exp::<F>(x, EXP_TAIL);
+    let power = f32::from_bits((n.wrapping_add(127) as u32) << 23);
+    let value = F::mul_add(F::mul_add(tail, r, 1.0), r, 1.0) * power;
+    if x < -86.0 { 0.0 } else { value }
+}
+
 /// `e^x - 1`, accurate near zero.
 #[inline(always)]
 pub fn expm1<F: MulAdd>(x: f32) -> f32 {

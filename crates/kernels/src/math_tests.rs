@@ -173,3 +173,16 @@ fn zeros_keep_their_sign() {
         }
     }
 }
+
+#[test]
+fn the_exponential_of_what_is_below_zero_is_the_exponential() {
+    for step in 0..200_000 {
+        let x = -86.0 * step as f32 / 200_000.0;
+        assert_eq!(exp_below_zero::<crate::simd::Plain>(x), exp::<crate::simd::Plain>(x), "{x}");
+        assert_eq!(exp_below_zero::<crate::simd::Fused>(x), exp::<crate::simd::Fused>(x), "{x}");
+    }
+    for x in [-86.1, -104.0, -1e30, f32::NEG_INFINITY] {
+        assert_eq!(exp_below_zero::<crate::simd::Plain>(x), 0.0, "{x}");
+    }
+    assert!(exp_below_zero::<crate::simd::Plain>(f32::NAN).is_nan());
+}

@@ -30,7 +30,7 @@ pub(crate) fn sum_of(row: &[f32], term: impl Fn(f32) -> f32) -> f64 {
         for (lane, &x) in lanes.iter_mut().zip(rest) {
             *lane += term(x);
         }
-        total += fold(&lanes, |a, b| a + b);
+        total += f64::from(fold(lanes, |a, b| a + b));
     }
     total
 }
@@ -139,13 +139,12 @@ pub(crate) fn combine<T: Copy>(row: &[T], start: T, operation: impl Fn(T, T) -> 
     for (lane, &x) in lanes.iter_mut().zip(rest) {
         *lane = operation(*lane, x);
     }
-    lanes.into_iter().fold(start, operation)
+    fold(lanes, operation)
 }
 
 /// The lanes as one value, by halves.
 #[inline(always)]
-fn fold(lanes: &[f32; LANES], operation: impl Fn(f32, f32) -> f32) -> f64 {
-    let mut lanes = *lanes;
+fn fold<T: Copy>(mut lanes: [T; LANES], operation: impl Fn(T, T) -> T) -> T {
     let mut width = LANES / 2;
     while width > 0 {
         for index in 0..width {
@@ -153,5 +152,5 @@ fn fold(lanes: &[f32; LANES], operation: impl Fn(f32, f32) -> f32) -> f64 {
         }
         width /= 2;
     }
-    f64::from(lanes[0])
+    lanes[0]
 }

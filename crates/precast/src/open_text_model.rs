@@ -249,7 +249,7 @@ fn open_decoder(
     let chunk = if is_cpu { CHUNK_ON_CPU } else { CHUNK_ON_GPU };
     let mut ladders = Ladders::new(&config.tuning, config.model.context_length, chunk, options.rows_max);
     if is_cpu {
-        ladders = ladders.with_long_chunk(&config.tuning, LONG_CHUNK_ON_CPU).with_close_rows(&config.tuning);
+        ladders = ladders.with_long_chunk(&config.tuning, LONG_CHUNK_ON_CPU).with_close_sizes(&config.tuning);
     }
     if let Some(reason) = &decoder.refuses_filler {
         notices.push(format!("Programs have exact lengths and one row, since filler would change answers: {reason}"));

@@ -252,9 +252,11 @@ fn idle(engine: &Engine) -> Result<EngineMetrics> {
     }
 }
 
-/// Tokens a second of requests one at a time and all at once, on the same engine, after all sizes have run once.
+/// Tokens a second of requests one at a time and all at once, in turn on the same engine, after all sizes have run once.
 fn measure(folder: &Path, arguments: &EngineArguments) -> Result<SpeedReport> {
     const ALONE: usize = 6;
+    /// Both are measured in turn, since a machine's own speed changes by a tenth from second to second; medians count.
+    const ROUNDS: usize = 5;
     let mut text_options = TextOptions::default();
     if arguments.int8_activations {
         text_options.runner.passes.numerics.activations = ActivationPrecision::Int8;
@@ -293,7 +295,16 @@ fn measure(folder: &Path, arguments: &EngineArguments) -> Result<SpeedReport> {
     };
     alone()?;
     together(&requests)?;
-    let (alone_rate, together_rate) = (alone()?, together(&requests)?);
+    let (mut alone_rates, mut together_rates) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        alone_rates.push(alone()?);
+        together_rates.push(together(&requests)?);
+    }
+    let median = |rates: &mut Vec<f64>| {
+        rates.sort_by(f64::total_cmp);
+        rates[ROUNDS / 2]
+    };
+    let (alone_rate, together_rate) = (median(&mut alone_rates), median(&mut together_rates));
     let speedup = together_rate / alone_rate;
     let report = SpeedReport {
         folder: folder.display().to_string(),

@@ -1,7 +1,7 @@
 //! Keys and values of pages in the memory of the host. A page holds, for every layer, keys and then values of its tokens as
 //! [heads, tokens, size]. Memory of a page is taken when it is first written.
 
-use crate::kv_cache::{Half, LayerLayout};
+use crate::kv_cache::{Half, LayerLayout, look_at};
 
 use super::page_pool::PageId;
 
@@ -71,6 +71,14 @@ impl PageStore {
             }
             token += count;
         }
+    }
+
+    /// Reads something of each line of memory that a token of a row lies in.
+    pub(crate) fn look(&self, pages: &[PageId], (layer, half): (usize, Half), position: usize) -> u8 {
+        let part = self.part(layer, half);
+        let page = pages.get(position / self.page_tokens).and_then(|&page| self.read(page, layer, half));
+        let tokens = page.unwrap_or_default().chunks(part.token_bytes.max(1));
+        look_at(tokens.skip(position % self.page_tokens).step_by(self.page_tokens))
     }
 
     /// Keys or values of a page: [heads, page_tokens, size]; none if it was never written.

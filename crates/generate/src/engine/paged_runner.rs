@@ -167,22 +167,63 @@ impl PagedRunner {
         self.held[slot] = Some(Held { row: row.row, tokens: row.cached, used: self.runs });
     }
 
-    /// Keeps keys and values of the new tokens in pages and copies.
+    /// Keeps keys and values of the new tokens in pages and copies: of many rows in both at the same time, since it waits for
+    /// memory more than for anything else.
     fn keep(&mut self, rows: &[&StepRow<'_>], plan: &StepPlan) {
-        for (layer, half, bytes) in self.buffers.present() {
-            let row_bytes = self.copies.step_bytes(layer, half, plan.shape.length);
-            for (position, (row, planned)) in rows.iter().zip(&plan.rows).enumerate() {
-                let new = &bytes[position * row_bytes..][..row_bytes];
-                let sizes = (plan.shape.length, planned.valid);
-                self.store.write(row.pages, (layer, half), planned.cached, new, sizes);
-                self.copies.write(layer, half, planned.slot, planned.cached, new, planned.valid);
-            }
+        let (buffers, store, copies) = (&self.buffers, &mut self.store, &mut self.copies);
+        let bytes = rows.len() * self.model.kv_bytes_per_token();
+        let is_together = bytes >= BYTES_KEPT_TOGETHER
+            && std::thread::scope(|scope| {
+                let thread = std::thread::Builder::new().name("precast-pages".to_string());
+                let pages = thread.spawn_scoped(scope, || write_pages(store, buffers, rows, plan));
+                write_copies(copies, buffers, plan);
+                pages.is_ok()
+            });
+        if !is_together {
+            write_pages(&mut self.store, &self.buffers, rows, plan);
+            write_copies(&mut self.copies, &self.buffers, plan);
         }
         for (row, planned) in rows.iter().zip(&plan.rows) {
             let tokens = planned.cached + planned.valid;
             self.held[planned.slot] = Some(Held { row: row.row, tokens, used: self.runs });
         }
     }
+}
+
+/// Bytes of new keys and values that take longer to keep than a thread takes to begin.
+const BYTES_KEPT_TOGETHER: usize = 1 << 19;
+
+/// Writes the new tokens of a step into the pages of their rows. Where single tokens will lie is read first, that of all rows:
+/// these places are in no cache, and writes wait for one another where reads do not.
+fn write_pages(store: &mut PageStore, buffers: &StepBuffers, rows: &[&StepRow<'_>], plan: &StepPlan) {
+    for (layer, half, bytes) in buffers.present() {
+        if plan.shape.length == 1 {
+            let looks = rows.iter().zip(&plan.rows);
+            let looks = looks.map(|(row, planned)| store.look(row.pages, (layer, half), planned.cached));
+            std::hint::black_box(looks.fold(0, |all, look| all ^ look));
+        }
+        for ((row, planned), new) in rows.iter().zip(&plan.rows).zip(rows_of(bytes, plan)) {
+            store.write(row.pages, (layer, half), planned.cached, new, (plan.shape.length, planned.valid));
+        }
+    }
+}
+
+/// As `write_pages`, into the slots of the copy.
+fn write_copies(copies: &mut KvCache, buffers: &StepBuffers, plan: &StepPlan) {
+    for (layer, half, bytes) in buffers.present() {
+        if plan.shape.length == 1 {
+            let looks = plan.rows.iter().map(|planned| copies.look(layer, half, planned.slot, planned.cached));
+            std::hint::black_box(looks.fold(0, |all, look| all ^ look));
+        }
+        for (planned, new) in plan.rows.iter().zip(rows_of(bytes, plan)) {
+            copies.write(layer, half, planned.slot, planned.cached, new, planned.valid);
+        }
+    }
+}
+
+/// Keys or values of each row of a step.
+fn rows_of<'b>(bytes: &'b [u8], plan: &StepPlan) -> impl Iterator<Item = &'b [u8]> {
+    bytes.chunks((bytes.len() / plan.shape.rows.max(1)).max(1))
 }
 
 impl StepRunner for PagedRunner {

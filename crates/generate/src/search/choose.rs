@@ -39,25 +39,44 @@ pub fn choose(logits: &[f32], params: &GeneratorParams, draw: impl FnOnce() -> f
 
 /// The token that `choose` takes behind so many tokens where no rule changes scores and the likeliest one is taken.
 pub fn choose_likeliest(logits: &[f32], position: usize) -> Result<u32, RuleError> {
-    check_logits(logits, position)?;
-    let token = likeliest(logits);
-    match logits.get(token as usize) {
-        Some(&score) if score != f32::NEG_INFINITY => Ok(token),
-        _ => Err(RuleError::NothingAllowed { position }),
+    let Largest { score, is_whole } = Largest::of(logits);
+    if !is_whole || score == f32::INFINITY {
+        check_logits(logits, position)?;
     }
+    if score == f32::NEG_INFINITY { Err(RuleError::NothingAllowed { position }) } else { Ok(first_of(logits, score)) }
 }
 
 /// The largest score; of equal ones the lowest id.
 fn likeliest(logits: &[f32]) -> u32 {
-    const LANES: usize = 16;
-    let (chunks, rest) = logits.as_chunks::<LANES>();
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    for chunk in chunks {
-        lanes = std::array::from_fn(|lane| larger(lanes[lane], chunk[lane]));
-    }
-    let largest = lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, larger);
+    first_of(logits, Largest::of(logits).score)
+}
+
+/// The lowest id with this score.
+fn first_of(logits: &[f32], largest: f32) -> u32 {
     first_where(logits, |score| score == largest).unwrap_or(0) as u32
+}
+
+/// What one look at all scores finds.
+struct Largest {
+    score: f32,
+    /// Whether every score is a number.
+    is_whole: bool,
+}
+
+impl Largest {
+    fn of(logits: &[f32]) -> Largest {
+        const LANES: usize = 16;
+        let (chunks, rest) = logits.as_chunks::<LANES>();
+        let larger = |a: f32, b: f32| if b > a { b } else { a };
+        let (mut lanes, mut are_numbers) = ([f32::NEG_INFINITY; LANES], [u32::MAX; LANES]);
+        for chunk in chunks {
+            lanes = std::array::from_fn(|lane| larger(lanes[lane], chunk[lane]));
+            are_numbers =
+                std::array::from_fn(|lane| are_numbers[lane] & u32::from(!chunk[lane].is_nan()).wrapping_neg());
+        }
+        let is_whole = are_numbers.iter().all(|&mask| mask == u32::MAX) && !rest.iter().any(|score| score.is_nan());
+        Largest { score: lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, larger), is_whole }
+    }
 }
 
 /// The first score of which something holds.
