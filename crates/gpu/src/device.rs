@@ -123,7 +123,7 @@ impl GpuDevice {
         store: &dyn ArtifactStore,
     ) -> Result<LoadedLaunch, LoadError> {
         let malformed = |reason: String| LoadError::Malformed(format!("kernel {}: {reason}", step.kernel));
-        let StepLaunch { code, entry, grid, block, shared_bytes, operands, scalars, is_overlapping } = launch;
+        let StepLaunch { code, entry, grid, block, shared_bytes, operands, scalars, is_overlapping, .. } = launch;
         let code = program.constants.get(code as usize);
         let code = code.ok_or_else(|| malformed("its machine code is no constant of the Program".to_string()))?;
         let module = self.module(code, store)?;
@@ -164,14 +164,17 @@ impl Device for GpuDevice {
     fn load(&self, program: &Arc<Program>, store: &dyn ArtifactStore) -> Result<Arc<dyn LoadedProgram>, LoadError> {
         self.check_target(program)?;
         let mut steps = Vec::new();
+        let mut rows = PortRows::new(program);
         for (position, step) in program.steps.iter().enumerate() {
             let malformed =
                 |reason: String| LoadError::Malformed(format!("step {position} ({}): {reason}", step.kernel));
             steps.push(match StepCode::decode(&step.parameters).map_err(malformed)? {
                 StepCode::Launches(launches) => {
+                    launches.iter().for_each(|launch| rows.add_launch(step, launch));
                     let load = |launch| self.load_launch(program, step, launch, store);
                     LoadedStep::Launches(launches.into_iter().map(load).collect::<Result<_, _>>()?)
                 }
+                // Steps of the host have buffers of their own.
                 StepCode::Host(text) => LoadedStep::Host(StepCode::host_graph(&text).map_err(malformed)?),
             });
         }
@@ -186,8 +189,17 @@ impl Device for GpuDevice {
         let id = self.loaded.fetch_add(1, Ordering::Relaxed);
         let segments = segments(&steps);
         let row_kernels = self.load_row_kernels(program, store)?;
-        let program = program.clone();
-        Ok(Arc::new_cyclic(|me| Loaded { id, me: me.clone(), program, constants, steps, segments, row_kernels }))
+        let (program, row_bytes) = (program.clone(), rows.row_bytes);
+        Ok(Arc::new_cyclic(|me| Loaded {
+            id,
+            me: me.clone(),
+            program,
+            constants,
+            steps,
+            segments,
+            row_kernels,
+            row_bytes,
+        }))
     }
 
     fn context(&self, workspace_bytes: u64) -> Box<dyn DeviceContext> {
@@ -215,6 +227,43 @@ pub(crate) struct Loaded {
     pub(crate) steps: Vec<LoadedStep>,
     pub(crate) segments: Vec<Segment>,
     pub(crate) row_kernels: RowKernels,
+    /// By Port, inputs first: of how many bytes the rows of a buffer with fewer of them must be multiples; 0 where kernels take
+    /// only whole ones.
+    pub(crate) row_bytes: Vec<u64>,
+}
+
+/// Which Ports all kernels take with fewer rows.
+struct PortRows {
+    inputs: usize,
+    row_bytes: Vec<u64>,
+}
+
+impl PortRows {
+    fn new(program: &Program) -> PortRows {
+        let inputs = program.inputs.len();
+        PortRows { inputs, row_bytes: vec![1; inputs + program.outputs.len()] }
+    }
+
+    fn add_launch(&mut self, step: &Step, launch: &StepLaunch) {
+        for (at, &operand) in launch.operands.iter().enumerate() {
+            let port = match slot_of(step, operand).map(|slot| slot.place) {
+                Some(Place::Input(position)) => position as usize,
+                Some(Place::Output(position)) => self.inputs + position as usize,
+                Some(Place::Arena(_) | Place::Constant(_)) | None => continue,
+            };
+            let Some(row_bytes) = self.row_bytes.get_mut(port) else { continue };
+            *row_bytes = common_multiple(*row_bytes, launch.row_bytes.get(at).copied().unwrap_or(0));
+        }
+    }
+}
+
+/// The least common multiple; 0 where a number is 0, or where there is none of 64 bits.
+fn common_multiple(a: u64, b: u64) -> u64 {
+    let (mut divisor, mut rest) = (a, b);
+    while rest != 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    a.checked_div(divisor).and_then(|a| a.checked_mul(b)).unwrap_or(0)
 }
 
 /// The kernels that move rows between the caller's buffers and the Program's, and few bytes from and to pinned memory.

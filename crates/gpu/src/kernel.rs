@@ -104,6 +104,9 @@ pub struct Launch {
     pub operands: Vec<Operand>,
     /// Further parameters, each a `long long`.
     pub scalars: Vec<i64>,
+    /// By operand: of how many bytes the rows of a caller's buffer must be multiples, where the text takes one with fewer rows than
+    /// the Program's (`Arg::rows`); 0, or nothing, where it takes only whole ones.
+    pub row_bytes: Vec<u64>,
 }
 
 /// What a node becomes.

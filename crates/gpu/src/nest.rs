@@ -148,12 +148,14 @@ pub struct Param {
     pub operand: Operand,
     /// Whether the text has no pointer of this name and chooses the argument by its position (`arg0.choose()`).
     pub is_chosen: bool,
+    /// Whether the text takes a caller's buffer with fewer rows: it uses the name only in `name[…]` and `name + …`.
+    pub takes_rows: bool,
 }
 
 impl Param {
     /// An operand of the node.
     pub fn read(input: usize, name: impl Into<String>, ty: &'static str) -> Param {
-        Param { name: name.into(), ty, operand: Operand::Read(input as u32), is_chosen: false }
+        Param { name: name.into(), ty, operand: Operand::Read(input as u32), is_chosen: false, takes_rows: false }
     }
 
     /// An operand of the node that threads choose among many.
@@ -163,17 +165,28 @@ impl Param {
 
     /// A result of the node.
     pub fn write(output: usize, name: impl Into<String>, ty: &'static str) -> Param {
-        Param { name: name.into(), ty, operand: Operand::Write(output as u32), is_chosen: false }
+        Param { name: name.into(), ty, operand: Operand::Write(output as u32), is_chosen: false, takes_rows: false }
     }
 
     /// A constant made while lowering.
     pub fn packed(at: usize, name: impl Into<String>, ty: &'static str) -> Param {
-        Param { name: name.into(), ty, operand: Operand::Packed(at as u32), is_chosen: false }
+        Param { name: name.into(), ty, operand: Operand::Packed(at as u32), is_chosen: false, takes_rows: false }
+    }
+
+    /// The same, where the text takes a caller's buffer with fewer rows than the Program's.
+    pub fn by_rows(self) -> Param {
+        Param { takes_rows: true, ..self }
+    }
+
+    /// Bytes of an element.
+    fn element_bytes(&self) -> u64 {
+        let bits = self.ty.trim_start_matches(|letter: char| !letter.is_ascii_digit());
+        bits.parse::<u64>().map_or(1, |bits| bits / 8)
     }
 
     /// Memory between launches.
     pub fn scratch(at: usize, name: impl Into<String>, ty: &'static str) -> Param {
-        Param { name: name.into(), ty, operand: Operand::Scratch(at as u32), is_chosen: false }
+        Param { name: name.into(), ty, operand: Operand::Scratch(at as u32), is_chosen: false, takes_rows: false }
     }
 }
 
@@ -235,9 +248,14 @@ impl<'a> Kernel<'a> {
         parameters.extend(self.scalars.iter().map(|(name, _)| format!("i64 {name}")));
         let mut text = self.declarations.clone();
         let _ = writeln!(text, "{kind}({}, {threads}, {}) {{", self.entry, parameters.join(", "));
-        for (at, Param { name, ty, operand, .. }) in
+        for (at, Param { name, ty, operand, takes_rows, .. }) in
             self.params.iter().enumerate().filter(|(_, param)| !param.is_chosen)
         {
+            if *takes_rows {
+                let constness = if is_read(&self.params[at]) { "const " } else { "" };
+                let _ = writeln!(text, "    const Arg<{constness}{ty}, {at}>::OwnRows {name} = arg{at}.rows();");
+                continue;
+            }
             // Scratch memory is written and read by one kernel: no promise that it is not aliased.
             let _ = match operand {
                 Operand::Read(_) | Operand::Packed(_) => {
@@ -258,6 +276,11 @@ impl<'a> Kernel<'a> {
             shared_bytes: 0,
             operands: self.params.iter().map(|param| param.operand).collect(),
             scalars: self.scalars.iter().map(|(_, value)| *value).collect(),
+            row_bytes: self
+                .params
+                .iter()
+                .map(|param| if param.takes_rows { param.element_bytes() } else { 0 })
+                .collect(),
         }
     }
 }

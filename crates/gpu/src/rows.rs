@@ -1,7 +1,8 @@
 //! Moving rows on the device between a caller's buffers and a Program's: padded on the way in, without the padding on the way
 //! out, and for buffers that kernels cannot take as they are. One launch moves all buffers of a side. What it moves stands in
 //! the table beside the addresses, so that one capture serves any buffers and any number of rows. A second kernel copies a few
-//! bytes between pinned and device memory.
+//! bytes between pinned and device memory. Where kernels take buffers with fewer rows, nothing is moved: the table says where
+//! their rows end.
 
 use precast_program::{BoxCopy, ConstantRef, Program};
 
@@ -19,6 +20,57 @@ pub(crate) const MOVE_WORDS: usize = 5 + 4 * AXES_MAX;
 const BLOCKS_MAX: u64 = 1024;
 /// Bytes that a thread moves at once where everything is aligned.
 const UNIT_BYTES_MAX: u64 = 16;
+
+/// Words of a caller's buffer in the table: its address, the bytes that it has, and those that it lacks (`CallersRows`).
+pub(crate) const ENTRY_WORDS: usize = 3;
+/// The bytes that a whole buffer is said to have: more than anyone reads, and whole elements of any size.
+const WHOLE_BYTES: u64 = 1 << 62;
+
+/// The words of a buffer that has all rows.
+pub(crate) fn whole(address: u64) -> [u64; ENTRY_WORDS] {
+    [address, WHOLE_BYTES, 0]
+}
+
+/// The first rows of a Port in a caller's buffer, where they lie as the Port has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FirstRows {
+    /// Where they begin in the caller's buffer.
+    pub(crate) start: u64,
+    /// Bytes that there are, and those of the rows that are missing.
+    bytes: u64,
+    missing: u64,
+}
+
+impl FirstRows {
+    /// What a copy into a Port (or out of it) brings, if kernels can do without it: the Port's first rows in one piece, at least
+    /// as many as are missing, all in multiples of `row_bytes`.
+    pub(crate) fn of(copy: &BoxCopy, is_input: bool, port_bytes: u64, row_bytes: u64) -> Option<FirstRows> {
+        let (starts, (mut axes, item_bytes)) = (copy.starts(), copy.nest());
+        let (own_start, port_start) = if is_input { starts } else { (starts.1, starts.0) };
+        let bytes = match (axes.next(), is_input) {
+            (Some(axis), true) => {
+                let is_dense = axis.source_stride == item_bytes && axis.target_stride == item_bytes;
+                let is_filled = ((axis.count + axis.pad) * item_bytes) as u64 == port_bytes;
+                (is_dense && is_filled && axes.next().is_none()).then_some(axis.count * item_bytes)?
+            }
+            (None, true) if item_bytes as u64 == port_bytes => item_bytes,
+            (None, false) => item_bytes,
+            (Some(_), false) | (None, true) => return None,
+        } as u64;
+        let missing = port_bytes.checked_sub(bytes)?;
+        let is_whole = row_bytes > 0 && bytes.is_multiple_of(row_bytes) && missing.is_multiple_of(row_bytes);
+        (port_start == 0 && missing <= bytes && is_whole).then_some(FirstRows {
+            start: own_start as u64,
+            bytes,
+            missing,
+        })
+    }
+
+    /// The words of a buffer whose rows begin at this address.
+    pub(crate) fn words(&self, address: u64) -> [u64; ENTRY_WORDS] {
+        [address, self.bytes, self.missing]
+    }
+}
 
 /// The most bytes that a kernel copies from or to pinned memory. A copy engine is as fast with more bytes, but handing over to
 /// it and back costs several µs of a capture that else consists of kernels.
@@ -157,6 +209,40 @@ mod tests {
         let copy = BoxCopy::new(&[AxisSpan::whole(2), rows, AxisSpan::whole(8)], 4);
         let words = boxed(0x1000, 0x2000, &copy).unwrap();
         assert_eq!(words[..13], [0x1000, 0x2000, 16, 4, 2, 2, 2, 96, 128, 3, 4, 32, 32]);
+    }
+
+    #[test]
+    fn first_rows_in_one_piece_need_no_move() {
+        let padded = |count: usize, extent: usize| AxisSpan {
+            source: count,
+            target: extent,
+            source_start: 0,
+            target_start: 0,
+            count,
+            pad: extent - count,
+        };
+        let taken =
+            |count: usize, extent: usize| AxisSpan { pad: 0, target: count, source: extent, ..padded(count, extent) };
+        let input = |count: usize| BoxCopy::new(&[padded(count, 4), AxisSpan::whole(8)], 4);
+        let rows = FirstRows { start: 0, bytes: 96, missing: 32 };
+        assert_eq!(FirstRows::of(&input(3), true, 128, 4), Some(rows));
+        assert_eq!(FirstRows::of(&input(3), true, 128, 32), Some(rows));
+        assert_eq!(rows.words(0x100), [0x100, 96, 32]);
+        let output = BoxCopy::new(&[taken(3, 4), AxisSpan::whole(8)], 4);
+        assert_eq!(FirstRows::of(&output, false, 128, 4), Some(rows));
+        // Rows of a longer request.
+        let later = AxisSpan { source: 7, source_start: 4, ..padded(3, 4) };
+        let later = BoxCopy::new(&[later, AxisSpan::whole(8)], 4);
+        assert_eq!(FirstRows::of(&later, true, 128, 4), Some(FirstRows { start: 128, ..rows }));
+        assert_eq!(FirstRows::of(&input(4), true, 128, 4), Some(FirstRows { bytes: 128, missing: 0, ..rows }));
+        // Kernels that need whole buffers or larger pieces, more rows missing than there are, rows that are not outermost.
+        assert_eq!(FirstRows::of(&input(3), true, 128, 0), None);
+        assert_eq!(FirstRows::of(&input(3), true, 128, 64), None);
+        assert_eq!(FirstRows::of(&input(1), true, 128, 4), None);
+        let inner = BoxCopy::new(&[AxisSpan::whole(2), padded(3, 4), AxisSpan::whole(8)], 4);
+        assert_eq!(FirstRows::of(&inner, true, 256, 4), None);
+        let inner = BoxCopy::new(&[AxisSpan::whole(2), taken(3, 4), AxisSpan::whole(8)], 4);
+        assert_eq!(FirstRows::of(&inner, false, 256, 4), None);
     }
 
     #[test]

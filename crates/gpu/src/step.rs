@@ -39,6 +39,8 @@ pub struct StepLaunch {
     pub operands: Vec<StepOperand>,
     /// Further parameters.
     pub scalars: Vec<i64>,
+    /// By operand: what the rows of a caller's buffer with fewer of them must be multiples of; 0 where it must be whole.
+    pub row_bytes: Vec<u64>,
     /// It may start before the launch before it has ended, for which it waits itself.
     pub is_overlapping: bool,
 }

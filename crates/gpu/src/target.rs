@@ -308,8 +308,8 @@ fn indirect_of(step: &Step, operands: &[StepOperand]) -> Vec<bool> {
 fn finish_launch(launch: Launch, code: u32, operands: Vec<StepOperand>, multiprocessors: u32) -> StepLaunch {
     let blocks = launch.grid.iter().map(|&blocks| u64::from(blocks)).product::<u64>();
     let is_overlapping = launch.text.contains(WAIT) && blocks <= OVERLAPPING_WAVES * u64::from(multiprocessors);
-    let Launch { entry, grid, block, shared_bytes, scalars, .. } = launch;
-    StepLaunch { code, entry, grid, block, shared_bytes, operands, scalars, is_overlapping }
+    let Launch { entry, grid, block, shared_bytes, scalars, row_bytes, .. } = launch;
+    StepLaunch { code, entry, grid, block, shared_bytes, operands, scalars, row_bytes, is_overlapping }
 }
 
 impl Target for GpuTarget {

@@ -416,7 +416,9 @@ fn one_capture_serves_any_number_of_rows() {
         let loaded = rig.load(&whole);
         let mut context = rig.device().gpu_context();
         let memory = |bytes: usize| GpuMemory::from(rig.device().driver().allocate(bytes).unwrap());
-        for (run, count) in [3, 1, 2, 3, 4, 1, 3, 2].into_iter().enumerate() {
+        // Where more rows are missing than there are, rows are moved; in all other requests kernels take them as they lie.
+        let counts = [[3, 2, 4, 3, 2, 4, 3, 2], [1; 8]];
+        for (run, count) in counts.into_iter().flatten().enumerate() {
             let part = graph(&ROWS.replace("[4", &format!("[{count}")));
             let tensors = inputs(&part, run as u64);
             let (x, s, y, t) = (memory(count * 24), memory(4), memory(count * 24), memory(count * 4));
@@ -426,15 +428,16 @@ fn one_capture_serves_any_number_of_rows() {
             let from = [DeviceSlice::rows(&x, 0, count * 24, &x_rows), DeviceSlice::exact(&s, 0, 4)];
             let to = [DeviceSlice::rows(&y, 0, count * 24, &y_rows), DeviceSlice::rows(&t, 0, count * 4, &t_rows)];
             let run_of = context.call(&*loaded, CallInputs::Device(&from), CallOutputs::Device(&to), None).unwrap();
-            assert_eq!((run_of.inputs, run_of.outputs), (IoPath::Rows, IoPath::Rows));
-            assert_eq!(run_of.launch == LaunchPath::Replayed, run > 2);
+            let path = if count == 1 { IoPath::Rows } else { IoPath::Direct };
+            assert_eq!((run_of.inputs, run_of.outputs), (path, path));
+            assert_eq!(run_of.launch == LaunchPath::Replayed, run % 8 > 2);
             context.synchronize().unwrap();
             let mut outputs = vec![vec![0xa5; count * 24], vec![0xa5; count * 4]];
             y.read(0, &mut outputs[0]).unwrap();
             t.read(0, &mut outputs[1]).unwrap();
             assert_answers(&part, &tensors, &outputs, TOLERANCE);
         }
-        assert_eq!(instantiated(&rig, vendor), 1);
+        assert_eq!(instantiated(&rig, vendor), 2);
         // Rows that would leave a buffer are refused before anything is written.
         let (small, x_rows) = (memory(24), rows(3, 24, true));
         let from = [DeviceSlice::rows(&small, 0, 24, &x_rows), DeviceSlice::exact(&small, 0, 4)];

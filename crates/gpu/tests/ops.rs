@@ -45,6 +45,7 @@ fn action_plan(action: &str) -> Plan {
         shared_bytes: 0,
         operands: Vec::new(),
         scalars: Vec::new(),
+        row_bytes: Vec::new(),
     };
     Plan {
         name: "action".to_string(),

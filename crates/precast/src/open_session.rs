@@ -58,6 +58,8 @@ impl Default for OpenOptions {
 /// A model opened for requests of any size: inputs and outputs go by name.
 pub struct ModelSession {
     model: Model,
+    /// Names of the model's inputs, in its order.
+    input_names: Vec<String>,
     options: OpenOptions,
     device: OpenDevice,
     cache: Arc<ProgramCache>,
@@ -96,6 +98,7 @@ impl ModelSession {
         let tuning = Tuning::new(options.runner.tune, device.cpu.clone(), cache.clone());
         let session = ModelSession {
             model: model.clone(),
+            input_names: model.inputs()?.into_iter().map(|input| input.name).collect(),
             device,
             tuning: Arc::new(tuning),
             cache,
@@ -257,13 +260,15 @@ impl ModelSession {
     }
 
     fn check_names(&self, inputs: &[(String, Tensor)]) -> Result<(), Error> {
-        let declared = self.model.inputs()?;
-        let names: Vec<&str> = declared.iter().map(|input| input.name.as_str()).collect();
-        for (position, (name, tensor)) in inputs.iter().enumerate() {
-            if !names.contains(&name.as_str()) {
+        let names = &self.input_names;
+        let (mut is_given, mut next) = (vec![false; names.len()], 0);
+        for (name, tensor) in inputs {
+            let Some(position) = find_from(names, next, |known| known == name) else {
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
                 return Err(Error::Request(format!("there is no input '{name}'; {}", listed(name, &names))));
-            }
-            if inputs[..position].iter().any(|(other, _)| other == name) {
+            };
+            next = position + 1;
+            if std::mem::replace(&mut is_given[position], true) {
                 return Err(Error::Request(format!("input '{name}' is given twice")));
             }
             if self.options.freeze.get(name).is_some_and(|frozen| frozen != tensor) {
@@ -274,6 +279,14 @@ impl ModelSession {
         }
         Ok(())
     }
+}
+
+/// The first item from `start` on that is wanted, and then from the beginning: requests give their inputs mostly in the model's
+/// order, in which the next one wanted lies right behind the last.
+fn find_from<T>(items: &[T], start: usize, is_wanted: impl Fn(&T) -> bool) -> Option<usize> {
+    let (before, after) = items.split_at(start.min(items.len()));
+    let behind = after.iter().position(&is_wanted).map(|at| before.len() + at);
+    behind.or_else(|| before.iter().position(is_wanted))
 }
 
 impl Form {
@@ -298,10 +311,12 @@ impl Form {
 
     /// The Session's inputs in its order.
     pub fn in_order(&self, inputs: &[(String, Tensor)]) -> Result<Vec<Tensor>, Error> {
+        let mut next = 0;
         let find = |name: &String| {
-            let found = inputs.iter().find(|(given, _)| given == name);
-            let tensor = found.map(|(_, tensor)| tensor.clone());
-            tensor.ok_or_else(|| Error::Request(format!("input '{name}' is not given")))
+            let found = find_from(inputs, next, |(given, _)| given == name);
+            let found = found.ok_or_else(|| Error::Request(format!("input '{name}' is not given")))?;
+            next = found + 1;
+            Ok(inputs[found].1.clone())
         };
         self.inputs.iter().map(find).collect()
     }

@@ -185,8 +185,7 @@ fn requests_on_the_device_are_padded_and_sliced_there() {
         for round in 0..5 {
             for rows in [3, 4, 1, 2, 3, 7, 8, 11, 20] {
                 let report = opened.run_on(0, rows, round).unwrap();
-                let path = if report.pad_rows() == 0 { IoPath::Direct } else { IoPath::Rows };
-                assert_eq!(report.device.inputs, path, "{rows} rows: {}", report.device);
+                assert_eq!(report.device.inputs, IoPath::Direct, "{rows} rows: {}", report.device);
                 assert!(round < 3 || report.device.launch == LaunchPath::Replayed, "{rows} rows: {}", report.device);
             }
         }

@@ -6,7 +6,7 @@ use precast_program::{BoxCopy, DeviceSlice, IoPath, Port, Program, RunError};
 
 use crate::capture::Fallbacks;
 use crate::memory::GpuMemory;
-use crate::rows::{self, MOVE_WORDS, NOTHING};
+use crate::rows::{self, ENTRY_WORDS, FirstRows, MOVE_WORDS, NOTHING};
 
 use super::parts::{Mode, Parts, State};
 
@@ -47,6 +47,8 @@ struct Caller {
     address: u64,
     bytes: u64,
     place: CallerPlace,
+    /// Where it has other rows than the Program's: those that kernels could take as they lie.
+    first_rows: Option<FirstRows>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -133,6 +135,12 @@ impl Callers {
         }
     }
 
+    /// The rows of a buffer that kernels take without a move.
+    fn rows_in_place(&self, at: usize) -> Option<FirstRows> {
+        let is_apart = self.overlapping.get(at) != Some(&true) && !self.on_host[at];
+        self.list[at].first_rows.filter(|_| is_apart)
+    }
+
     /// Whether kernels cannot take a buffer as it lies.
     fn is_unfit(&self, at: usize) -> bool {
         let caller = &self.list[at];
@@ -203,7 +211,7 @@ impl Parts {
             let name = port(&state.loaded.program, kept).map_or("", |(port, _)| &port.name);
             return Err(RunError::Buffer(format!("'{name}': {KEPT}")));
         }
-        let host = Caller { address: 0, bytes: 0, place: CallerPlace::Host };
+        let host = Caller { address: 0, bytes: 0, place: CallerPlace::Host, first_rows: None };
         state.callers.list.extend(std::iter::repeat_n(host, count));
         Ok(())
     }
@@ -230,6 +238,7 @@ impl Parts {
             return Err(wrong(format!("{bytes} bytes at {start} leave a buffer of {} bytes", buffer.len())));
         }
         let address = buffer.address() + start as u64;
+        let mut first_rows = None;
         let place = match (rows, is_unused) {
             _ if state.io.kept[position] && (rows.is_some() || is_unused) => return Err(wrong(KEPT.to_string())),
             (_, true) => CallerPlace::Unused,
@@ -246,13 +255,15 @@ impl Parts {
                 let staged = self.staged_address(at, position);
                 let (from, to) = if is_input { (address, staged) } else { (staged, address) };
                 let moved = rows::boxed(from, to, copy).map_err(wrong)?;
+                first_rows = FirstRows::of(copy, is_input, port.bytes, state.loaded.row_bytes[position])
+                    .filter(|rows| (address + rows.start).is_multiple_of(CALLER_ALIGN));
                 let callers = &mut self.states[at].callers;
                 callers.moves.push(moved);
                 CallerPlace::Rows(callers.moves.len() - 1)
             }
         };
         let callers = &mut self.states[at].callers;
-        callers.list.push(Caller { address, bytes: bytes as u64, place });
+        callers.list.push(Caller { address, bytes: bytes as u64, place, first_rows });
         if callers.rows[position].as_ref() != rows {
             callers.rows[position] = rows.cloned();
         }
@@ -267,8 +278,8 @@ impl Parts {
         let input_count = self.states[at].callers.inputs;
         self.states[at].table.wanted().clear();
         for position in 0..count {
-            let (address, is_moved) = self.entry(at, position, is_resting);
-            self.states[at].table.wanted().push(address);
+            let (entry, is_moved) = self.entry(at, position, is_resting);
+            self.states[at].table.wanted().extend(entry);
             if is_moved {
                 let path = if position < input_count { &mut inputs } else { &mut outputs };
                 if *path == IoPath::Host || self.states[at].io.kept[position] {
@@ -321,14 +332,17 @@ impl Parts {
         is_resting
     }
 
-    /// The address that kernels find a buffer by, and whether rows must be moved for it.
-    fn entry(&self, at: usize, position: usize, is_resting: bool) -> (u64, bool) {
+    /// What kernels find a buffer by, and whether rows must be moved for it.
+    fn entry(&self, at: usize, position: usize, is_resting: bool) -> ([u64; ENTRY_WORDS], bool) {
         let callers = &self.states[at].callers;
         let caller = &callers.list[position];
-        let staged = self.staged_address(at, position);
+        let staged = rows::whole(self.staged_address(at, position));
         match caller.place {
             CallerPlace::Host | CallerPlace::Unused => (staged, false),
-            CallerPlace::Rows(_) => (staged, true),
+            CallerPlace::Rows(_) => match callers.rows_in_place(position).filter(|_| !is_resting) {
+                Some(rows) => (rows.words(caller.address + rows.start), false),
+                None => (staged, true),
+            },
             CallerPlace::Exact if caller.bytes == 0 => (staged, false),
             CallerPlace::Exact
                 if (is_resting && !callers.kept[position])
@@ -337,7 +351,7 @@ impl Parts {
             {
                 (staged, true)
             }
-            CallerPlace::Exact => (caller.address, false),
+            CallerPlace::Exact => (rows::whole(caller.address), false),
         }
     }
 
@@ -345,15 +359,15 @@ impl Parts {
     fn move_words(&mut self, at: usize, position: usize) -> Result<[u64; MOVE_WORDS], RunError> {
         let staged = self.staged_address(at, position);
         let state = &mut self.states[at];
-        let (caller, entry) = (state.callers.list[position], state.table.wanted()[position]);
+        let (caller, entry) = (state.callers.list[position], state.table.wanted()[position * ENTRY_WORDS]);
         let is_input = position < state.callers.inputs;
         match caller.place {
-            CallerPlace::Rows(moved) => Ok(state.callers.moves[moved]),
+            CallerPlace::Rows(moved) if entry == staged => Ok(state.callers.moves[moved]),
             CallerPlace::Exact if caller.bytes > 0 && entry == staged => {
                 let (from, to) = if is_input { (caller.address, staged) } else { (staged, caller.address) };
                 rows::plain(from, to, caller.bytes).map_err(RunError::Buffer)
             }
-            CallerPlace::Exact | CallerPlace::Host | CallerPlace::Unused => Ok(NOTHING),
+            CallerPlace::Exact | CallerPlace::Rows(_) | CallerPlace::Host | CallerPlace::Unused => Ok(NOTHING),
         }
     }
 }

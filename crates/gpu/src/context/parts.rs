@@ -184,7 +184,7 @@ impl Parts {
             self.states.remove(0);
         }
         let ports = io.offsets.len();
-        let table = WordTable::new(&self.stream, ports * (1 + rows::MOVE_WORDS))?;
+        let table = WordTable::new(&self.stream, ports * (rows::ENTRY_WORDS + rows::MOVE_WORDS))?;
         let callers = Callers::new(&loaded.program, ports_on_host(&loaded, ports), io.kept.clone());
         self.states.push(State { slots: Vec::new(), loaded, io, table, callers, failure: None });
         Ok(self.states.len() - 1)
@@ -503,7 +503,7 @@ impl Parts {
         let state = &self.states[at];
         let (ports, inputs) = (state.io.offsets.len(), state.io.inputs);
         let (first, count) = if is_input { (0, inputs) } else { (inputs, ports - inputs) };
-        let moves = state.table.address(ports + first * rows::MOVE_WORDS);
+        let moves = state.table.address(ports * rows::ENTRY_WORDS + first * rows::MOVE_WORDS);
         let grid = rows::grid(state.io.largest[usize::from(!is_input)], count);
         let function = &state.loaded.row_kernels.move_rows;
         // SAFETY: the table lives as long as the state; `bind` has written moves whose ranges lie inside the staging memory
@@ -519,7 +519,7 @@ impl Parts {
         let words: Vec<u64> = words.collect();
         // SAFETY: the words are addresses inside the arena, the constants and this state's table, sized by a Program that
         // was verified, and what they refer to lives as long as the state, which a capture is part of. The table holds
-        // addresses of buffers of their Ports' sizes. An overlapping kernel waits before it touches anything but constants.
+        // addresses of buffers of their Ports' sizes, or of fewer rows where all kernels of a Port take them. An overlapping kernel waits before it touches anything but constants.
         unsafe {
             let LoadedLaunch { function, grid, block, shared_bytes, is_overlapping, .. } = launch;
             match is_overlapping {
@@ -537,8 +537,8 @@ impl Parts {
             Place::Constant(position) => {
                 state.loaded.constants[position as usize].as_ref().map_or(0, |buffer| buffer.address())
             }
-            Place::Input(position) => state.table.address(position as usize),
-            Place::Output(position) => state.table.address(state.io.inputs + position as usize),
+            Place::Input(position) => state.table.address(position as usize * rows::ENTRY_WORDS),
+            Place::Output(position) => state.table.address((state.io.inputs + position as usize) * rows::ENTRY_WORDS),
         }
     }
 

@@ -87,5 +87,6 @@ fn launch(site: &Site, caches: &[usize]) -> Option<Launch> {
         shared_bytes: 0,
         operands,
         scalars: Vec::new(),
+        row_bytes: Vec::new(),
     })
 }

@@ -46,6 +46,7 @@ pub fn lower(site: &Site, op: &ArgReduce) -> Option<Lowered> {
         shared_bytes: 0,
         operands: operands.to_vec(),
         scalars: Vec::new(),
+        row_bytes: Vec::new(),
     };
     let first = launch(
         "find_parts",

@@ -168,6 +168,7 @@ fn launch(
         shared_bytes: shared as u32,
         operands,
         scalars: Vec::new(),
+        row_bytes: Vec::new(),
     };
     let is_legal = shared <= site.arch.shared_bytes_max as usize && blocks > 0;
     is_legal.then(|| Lowered::one(format!("{name}{}", if has_mask { "+mask" } else { "" }), launch))

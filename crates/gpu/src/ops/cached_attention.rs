@@ -184,6 +184,7 @@ impl Cut {
             shared_bytes: 0,
             operands: operands.reads(&TURNED).chain([Operand::Write(1), Operand::Write(2)]).collect(),
             scalars: vec![self.rows as i64],
+            row_bytes: Vec::new(),
         })
     }
 
@@ -217,6 +218,7 @@ impl Cut {
             shared_bytes: self.shared_bytes(site) as u32,
             operands: operands.reads(&ATTENDED).chain([result, Operand::Write(1), Operand::Write(2)]).collect(),
             scalars: Vec::new(),
+            row_bytes: Vec::new(),
         })
     }
 }
@@ -239,6 +241,7 @@ fn join(queries: usize, operands: &Operands, text: &str) -> Option<Launch> {
         shared_bytes: 0,
         operands: reads.chain([Operand::Write(0)]).collect(),
         scalars: Vec::new(),
+        row_bytes: Vec::new(),
     })
 }
 

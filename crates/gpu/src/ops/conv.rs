@@ -156,32 +156,29 @@ impl ConvSizes {
         self.taps() == 1 && self.stride == [1; 3] && self.pad == [0; 3] && self.input == self.output
     }
 
-    /// How windows lie, as constants of a text.
-    pub fn fixed_constants(&self) -> String {
-        let mut text = String::new();
-        let mut axes = |name: &str, list: [usize; 3]| {
-            let [d, h, w] = list;
-            let _ = writeln!(text, "constexpr int {name}_D = {d}, {name}_H = {h}, {name}_W = {w};");
-        };
-        axes("KERNEL", self.kernel);
-        axes("STRIDE", self.stride);
-        axes("PAD", self.pad);
-        axes("DILATION", self.dilation);
-        text
+    /// What windows are, as constants of a text.
+    pub fn kernel_constants(&self) -> String {
+        axis_constants("KERNEL", self.kernel) + &axis_constants("DILATION", self.dilation)
+    }
+
+    /// Where windows lie, as constants of a text.
+    pub fn stride_constants(&self) -> String {
+        axis_constants("STRIDE", self.stride) + &axis_constants("PAD", self.pad)
     }
 
     /// The other numbers as constants of a text.
     pub fn size_constants(&self) -> String {
-        let mut text = String::new();
-        for (name, [d, h, w]) in [("IN", self.input), ("OUT", self.output)] {
-            let _ = writeln!(text, "constexpr int {name}_D = {d}, {name}_H = {h}, {name}_W = {w};");
-        }
+        let mut text = axis_constants("IN", self.input) + &axis_constants("OUT", self.output);
         let [n, c, d, h, w] = self.x_strides;
         let _ = writeln!(text, "constexpr i64 X_N = {n};");
         let _ = writeln!(text, "constexpr int X_C = {c}, X_D = {d}, X_H = {h}, X_W = {w};");
         let _ = writeln!(text, "constexpr int GROUP_CHANNELS = {};", self.channels / self.groups);
         text
     }
+}
+
+fn axis_constants(name: &str, [d, h, w]: [usize; 3]) -> String {
+    format!("constexpr int {name}_D = {d}, {name}_H = {h}, {name}_W = {w};\n")
 }
 
 /// Where results lie: channels are the columns.
@@ -272,19 +269,32 @@ fn packed_filter(
 ) -> Option<Tensor> {
     let [width, packed_width, before] = widths;
     let packed_taps = taps / width * packed_width;
-    let (size, bytes) = (filter.dtype().size_bytes(), filter.as_bytes());
     let rows = filter.shape()[0];
-    let mut packed = vec![0; rows * pitch * size];
-    for row in 0..rows {
-        for channel in 0..channels {
-            for tap in 0..taps {
-                let from = ((row * channels + channel) * taps + tap) * size;
-                let tap = tap / width * packed_width + before + tap % width;
-                let place = if is_last { tap * channels + channel } else { channel * packed_taps + tap };
-                let to = (row * pitch + place) * size;
-                packed[to..to + size].copy_from_slice(&bytes[from..from + size]);
-            }
-        }
+    // From where an element of a row is taken to where it goes.
+    let mut moves = Vec::with_capacity(channels * taps);
+    for tap in 0..taps {
+        let packed_tap = tap / width * packed_width + before + tap % width;
+        moves.extend((0..channels).map(|channel| {
+            let to = if is_last { packed_tap * channels + channel } else { channel * packed_taps + packed_tap };
+            (channel * taps + tap, to)
+        }));
     }
+    let bytes = filter.as_bytes();
+    let packed = match filter.dtype().size_bytes() {
+        2 => packed_rows::<2>(bytes, rows, pitch, &moves),
+        4 => packed_rows::<4>(bytes, rows, pitch, &moves),
+        8 => packed_rows::<8>(bytes, rows, pitch, &moves),
+        _ => return None,
+    };
     Tensor::new(filter.dtype(), [rows, pitch], packed.into()).ok()
+}
+
+/// Rows of `pitch` elements of so many bytes, zeros but for the elements of the rows of `bytes` that are moved there.
+fn packed_rows<const BYTES: usize>(bytes: &[u8], rows: usize, pitch: usize, moves: &[(usize, usize)]) -> Vec<u8> {
+    let mut packed = vec![0; rows * pitch * BYTES];
+    let sources = bytes.as_chunks::<BYTES>().0.chunks_exact(moves.len().max(1));
+    for (from, to) in sources.zip(packed.as_chunks_mut::<BYTES>().0.chunks_exact_mut(pitch.max(1))) {
+        moves.iter().for_each(|&(source, target)| to[target] = from[source]);
+    }
+    packed
 }

@@ -9,7 +9,7 @@ use crate::kernel::{CONV_DEPTHWISE, Launch, Lowered, Operand, PRODUCT_FINISH};
 use crate::ops::conv::{ConvSizes, coordinates, epilogue};
 use crate::ops::epilogue::Root;
 use crate::ops::offsets::common_width;
-use crate::ops::product::PLACE;
+use crate::ops::product::{PLACE, results_type};
 
 /// Threads of a block.
 const THREADS: u32 = 128;
@@ -49,8 +49,10 @@ pub(crate) fn lower(root: &Root, sizes: &ConvSizes) -> Option<Lowered> {
     text.push_str("struct Sizes {};\n");
     let _ = writeln!(text, "{PLACE} {{ return {}; }}", coordinates.place());
     text.push_str(&epilogue.text);
+    text.push_str(&results_type(2 + epilogue.operands.len()));
     text.push_str(PRODUCT_FINISH);
-    text.push_str(&sizes.fixed_constants());
+    text.push_str(&sizes.kernel_constants());
+    text.push_str(&sizes.stride_constants());
     text.push_str(&sizes.size_constants());
     text.push_str(CONV_DEPTHWISE);
     let mut operands = vec![Operand::Read(inputs[0] as u32), filter_operand];
@@ -61,8 +63,11 @@ pub(crate) fn lower(root: &Root, sizes: &ConvSizes) -> Option<Lowered> {
     let _ = write!(
         text,
         "KERNEL_FLAT(depthwise, {THREADS}, Arg<const T, 0> x, Arg<const T, 1> filter, {parameters}Arg<Y, {last}> y, i64 \
-         rows) {{\n    windows(x.get(), filter.get(), Finish{{y.get(), {{{values}}}}}, rows);\n}}\n"
+         rows) {{\n    windows(x.get(), filter.get(), Finish{{y.rows(), {{{values}}}}}, rows);\n}}\n"
     );
+    // The result, and no operand, may have fewer rows.
+    let mut row_bytes = vec![0; last];
+    row_bytes.push(site.out_dtype(0).size_bytes() as u64);
     let items = rows * channels / width;
     let launch = Launch {
         entry: "depthwise".to_string(),
@@ -72,6 +77,7 @@ pub(crate) fn lower(root: &Root, sizes: &ConvSizes) -> Option<Lowered> {
         shared_bytes: 0,
         operands,
         scalars: vec![rows as i64],
+        row_bytes,
     };
     let name = format!("conv.depthwise.{width}{}", epilogue.suffix);
     (items > 0).then(|| Lowered { name, launches: vec![launch], scratch_bytes: Vec::new(), packed })

@@ -150,7 +150,7 @@ impl Pointwise {
         let mut body = nest.indices("i", "at", index);
         let mut loads = String::new();
         for (at, Source { input, dtype, .. }) in sources.iter().enumerate() {
-            params.push(Param::read(*input, format!("x{at}"), memory_type(*dtype)?));
+            params.push(Param::read(*input, format!("x{at}"), memory_type(*dtype)?).by_rows());
             let offset = nest.offset("i", at, index);
             let ty = value_type(*dtype)?;
             if is_vector[at] && width > 1 {
@@ -164,7 +164,7 @@ impl Pointwise {
         let mut ends = String::new();
         for (output, Target { dtype, value, .. }) in targets.iter().enumerate() {
             let ty = memory_type(*dtype)?;
-            params.push(Param::write(output, format!("y{output}"), ty));
+            params.push(Param::write(output, format!("y{output}"), ty).by_rows());
             let offset = nest.offset("i", sources.len() + output, index);
             let value = element(*dtype, value);
             if width > 1 {

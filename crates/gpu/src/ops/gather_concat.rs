@@ -83,24 +83,24 @@ fn launch(site: &Site, parts: &[Part], rows: usize, row: usize) -> Launch {
     for part in parts {
         positions.push(params.len());
         match part.source {
-            Source::Rows(input) => params.push(Param::chosen(input, ty)),
+            Source::Rows(input) => params.push(Param::chosen(input, ty).by_rows()),
             Source::Table { table, indices, .. } => {
-                params.push(Param::chosen(table, ty));
-                params.push(Param::chosen(indices, word_type(site.dtype(indices))));
+                params.push(Param::chosen(table, ty).by_rows());
+                params.push(Param::chosen(indices, word_type(site.dtype(indices))).by_rows());
             }
         }
     }
-    params.push(Param::write(0, "y", ty));
+    params.push(Param::write(0, "y", ty).by_rows());
     let vectors = length / width;
     let mut body = format!("const {index} column = at % {vectors}u * {width}u, row = at / {vectors}u;\n");
     body.push_str(&chosen_text(ty));
     let choice = Choice { site, parts, positions: &positions, first };
     choice.choose(&mut body, 0..parts.len());
     body.push_str(PLACE);
-    let _ = writeln!(body, "const {ty} *from = x.get() + (place * length + own_column);");
-    let _ = writeln!(body, "{ty} *to = y + (row * {row}u + {first}u + column);");
+    let _ = writeln!(body, "const auto from = x.rows() + (place * length + own_column);");
+    let _ = writeln!(body, "const auto to = y + (row * {row}u + {first}u + column);");
     let _ = match width {
-        1 => writeln!(body, "*to = *from;"),
+        1 => writeln!(body, "to[0] = from[0];"),
         _ => writeln!(body, "store_vec<{width}>(to, load_vec<{width}>(from));"),
     };
     Kernel::new("gather_concat", params).for_each(rows * vectors, index, &body)
@@ -117,7 +117,7 @@ fn chosen_text(ty: &str) -> String {
 /// The row of the part. Indices beyond a table read its last row, since a kernel has nobody to tell.
 const PLACE: &str = "i64 place = row;
 if (table_rows > 0) {
-    place = wide.place ? (i64)wide.get()[row] : (i64)(i32)narrow.get()[row];
+    place = wide.place ? (i64)wide.rows()[row] : (i64)(i32)narrow.rows()[row];
     place = place < 0 ? place + table_rows : place;
     place = place < 0 ? 0 : place >= table_rows ? table_rows - 1 : place;
 }

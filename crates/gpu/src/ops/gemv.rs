@@ -44,7 +44,8 @@ pub(crate) fn lower(arch: &Arch, product: &Product, columns: usize) -> Option<Lo
     let vec = common_width(most, &[k]);
     let rows = m.next_power_of_two();
     let tactic = Tactic { tile: Tile::Gemv { columns }, splits: 1, split_by: SplitBy::None, cost: 0.0 };
-    let mut text = product.result_text(&tactic, "f32", &SizeText::constant(n))?;
+    let last = 2 + product.epilogue.operands.len();
+    let mut text = product.result_text(&tactic, "f32", &SizeText::constant(n), last)?;
     let _ =
         writeln!(text, "constexpr int K = {k}, ROWS = {rows}, COLUMNS = {columns}, WARPS = {GEMV_WARPS}, VEC = {vec};");
     let _ = writeln!(text, "constexpr i64 B_PITCH = {k};");
@@ -52,12 +53,11 @@ pub(crate) fn lower(arch: &Arch, product: &Product, columns: usize) -> Option<Lo
     let _ = writeln!(text, "DEVICE i64 start_b(i64 z) {{ return {}; }}", product.b.start);
     text.push_str(GEMV);
     let [parameters, values] = product.epilogue.parameters(2);
-    let last = 2 + product.epilogue.operands.len();
     let threads = GEMV_WARPS as u32 * arch.warp;
     let _ = write!(
         text,
         "KERNEL(stream, {threads}, Arg<const T, 0> a, Arg<const T, 1> b, {parameters}Arg<Y, {last}> y, i64 rows) {{\n    \
-         stream_columns(a.get(), b.get(), Finish{{y.get(), {{{values}}}}}, rows);\n}}\n"
+         stream_columns(a.rows(), b.get(), Finish{{y.rows(), {{{values}}}}}, rows);\n}}\n"
     );
     let launch = Launch {
         entry: "stream".to_string(),
@@ -67,6 +67,7 @@ pub(crate) fn lower(arch: &Arch, product: &Product, columns: usize) -> Option<Lo
         shared_bytes: 0,
         operands: product.operands(&[product.a.operand, operand], Operand::Write(0), true),
         scalars: vec![m as i64],
+        row_bytes: product.row_bytes(product.dtype.size_bytes() as u64, 2, true),
     };
     let name = format!("matmul.gemv.{rows}x{columns}{}", product.epilogue.suffix);
     Some(Lowered { name, launches: vec![launch], scratch_bytes: Vec::new(), packed })

@@ -47,9 +47,9 @@ pub fn lower_gather(site: &Site, op: &Gather) -> Option<Lowered> {
 fn params(site: &Site) -> Option<Vec<Param>> {
     let ty = word_type(site.dtype(0));
     Some(vec![
-        Param::read(0, "x", ty),
-        Param::read(1, "indices", memory_type(site.dtype(1))?),
-        Param::write(0, "y", ty),
+        Param::read(0, "x", ty).by_rows(),
+        Param::read(1, "indices", memory_type(site.dtype(1))?).by_rows(),
+        Param::write(0, "y", ty).by_rows(),
     ])
 }
 

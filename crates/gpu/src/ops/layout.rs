@@ -83,7 +83,7 @@ pub fn lower_view(site: &Site) -> Option<Lowered> {
     }
     let _ = writeln!(body, "y[at] = x[{}];", nest.offset("j", 0, index));
     let ty = word_type(site.dtype(0));
-    let params = vec![Param::read(0, "x", ty), Param::write(0, "y", ty)];
+    let params = vec![Param::read(0, "x", ty).by_rows(), Param::write(0, "y", ty).by_rows()];
     Some(Lowered::one("reshape", Kernel::new("reshape", params).for_each(shape.iter().product(), index, &body)))
 }
 
@@ -131,7 +131,7 @@ fn copy_launch(site: &Site, copy: &Copy) -> Launch {
             "const {ty} repeated = x[({index})({from})];\nVec<{ty}, {width}> word;\nUNROLL\nfor (int k = 0; k < {width}; k++) word.at[k] = repeated;\nstore_vec<{width}>(y + ({index})({to}), word);"
         ),
     };
-    let params = vec![Param::read(copy.input, "x", ty), Param::write(0, "y", ty)];
+    let params = vec![Param::read(copy.input, "x", ty).by_rows(), Param::write(0, "y", ty).by_rows()];
     Kernel::new("copy", params).for_each(nest.count(), index, &body)
 }
 
@@ -189,7 +189,7 @@ sync_block();
         crate::nest::indent(&inner)
     );
     let tiles = row_tiles * column_tiles * batches;
-    let params = vec![Param::read(copy.input, "x", ty), Param::write(0, "y", ty)];
+    let params = vec![Param::read(copy.input, "x", ty).by_rows(), Param::write(0, "y", ty).by_rows()];
     Some(Kernel::new("transpose", params).scalar("tiles", tiles).blocks(tiles, BLOCK, &body))
 }
 
@@ -247,15 +247,15 @@ fn concat_rows(site: &Site, op: &Concat, inputs: &[usize]) -> Lowered {
         let _ = writeln!(body, "Chosen<const {ty}> x;\n{index} place;");
         let mut starts = vec![0];
         for (at, (&input, own)) in chunk.iter().zip(chunk_lengths).enumerate() {
-            params.push(Param::chosen(input, ty));
+            params.push(Param::chosen(input, ty).by_rows());
             starts.push(starts[at] + own);
         }
         choose_input(&mut body, &starts, 0..chunk.len());
-        params.push(Param::write(0, "y", ty));
-        let _ = writeln!(body, "const {ty} *from = x.get() + place;");
-        let _ = writeln!(body, "{ty} *to = y + (row * {row}u + {first}u + column);");
+        params.push(Param::write(0, "y", ty).by_rows());
+        let _ = writeln!(body, "const auto from = x.rows() + place;");
+        let _ = writeln!(body, "const auto to = y + (row * {row}u + {first}u + column);");
         let _ = match width {
-            1 => writeln!(body, "*to = *from;"),
+            1 => writeln!(body, "to[0] = from[0];"),
             _ => writeln!(body, "store_vec<{width}>(to, load_vec<{width}>(from));"),
         };
         launches.push(Kernel::new("concat", params).for_each(rows * length / width, index, &body));

@@ -324,7 +324,7 @@ impl RowKernel {
 
     fn launch(&self, entry: &str, body: &str) -> Launch {
         let ty = memory_type(self.dtype).unwrap_or("f32");
-        let mut params = vec![Param::read(0, "x", ty), Param::write(0, "y", ty)];
+        let mut params = vec![Param::read(0, "x", ty).by_rows(), Param::write(0, "y", ty).by_rows()];
         for (input, name) in [(1, "scale"), (2, "bias")].into_iter().take(self.is_vector.len() - 2) {
             params.push(Param::read(input, name, ty));
         }

@@ -23,6 +23,11 @@ const ADDING_THREADS: u32 = 128;
 /// Blocks along the second axis of a grid.
 const GRID_MAX: usize = 65535;
 
+/// The line that says how `Finish` is given the result, the kernel's argument of this position.
+pub(crate) fn results_type(position: usize) -> String {
+    format!("typedef Arg<Y, {position}>::Rows Results;\n")
+}
+
 /// One operand of a product: a matrix of rows (or columns of the result) times the inner axis.
 #[derive(Clone, Debug)]
 pub struct Side {
@@ -155,6 +160,7 @@ impl Product {
             shared_bytes: tactic.tile.shared_bytes(acc_bytes) as u32,
             operands: self.operands(&[self.a.operand, self.b.operand], last, !is_in_memory),
             scalars: [m as i64].into_iter().chain(parts).chain(sizes.scalars).collect(),
+            row_bytes: self.row_bytes(self.a_row_bytes(), 2, !is_in_memory),
         };
         let mut launches = vec![main];
         let mut scratch_bytes = Vec::new();
@@ -169,6 +175,7 @@ impl Product {
                 shared_bytes: 0,
                 operands: self.operands(&[Operand::Scratch(0)], Operand::Write(0), true),
                 scalars: vec![m as i64, self.count as i64],
+                row_bytes: self.row_bytes(0, 1, true),
             });
         }
         Some(Lowered { name, launches, scratch_bytes, packed: self.packed })
@@ -183,6 +190,28 @@ impl Product {
         operands
     }
 
+    /// Bytes that rows of the left operand must be multiples of for a caller's buffer with fewer of them: whole rows of the product, or
+    /// whole images; 0 where the buffer must be whole.
+    fn a_row_bytes(&self) -> u64 {
+        let elements = match &self.windows {
+            Some(windows) => windows.sizes.x_strides[0],
+            None if self.a.is_by_rows => self.a.pitch,
+            None => 0,
+        };
+        (elements * self.dtype.size_bytes()) as u64
+    }
+
+    /// What caller's buffers with fewer rows must be multiples of, by operand: of `first` operands and then the epilogue's the left
+    /// one and, where the kernel has it, the result.
+    pub(crate) fn row_bytes(&self, a_row_bytes: u64, first: usize, has_result: bool) -> Vec<u64> {
+        let mut row_bytes = vec![a_row_bytes];
+        if has_result {
+            row_bytes.resize(first + self.epilogue.operands.len(), 0);
+            row_bytes.push(self.out_dtype.size_bytes() as u64);
+        }
+        row_bytes
+    }
+
     /// Elements that are stored at once.
     fn width(&self, tactic: &Tactic) -> usize {
         let most = match tactic.tile {
@@ -195,11 +224,12 @@ impl Product {
 
     /// Constants and functions that the body reads.
     fn head(&self, tactic: &Tactic, acc: &str, sizes: &SizeText) -> Option<String> {
+        let last = 2 + self.epilogue.operands.len();
         let mut text = String::new();
         if matches!(tactic.tile, Tile::Mma { .. } | Tile::Group { .. }) {
             text.push_str(MATRIX);
         }
-        text.push_str(&self.result_text(tactic, acc, sizes)?);
+        text.push_str(&self.result_text(tactic, acc, sizes, last)?);
         let ([_, _, k], [bm, bn, bk]) = (self.mnk, tactic.tile.sizes());
         let is_at_run_time = sizes.is_at_run_time();
         if !is_at_run_time {
@@ -277,8 +307,8 @@ impl Product {
         )
     }
 
-    /// What both launches say of the result.
-    pub(crate) fn result_text(&self, tactic: &Tactic, acc: &str, sizes: &SizeText) -> Option<String> {
+    /// What both launches say of the result, which is the kernel's argument of this position.
+    pub(crate) fn result_text(&self, tactic: &Tactic, acc: &str, sizes: &SizeText, position: usize) -> Option<String> {
         let mut text = String::new();
         let (input, output) = (memory_type(self.dtype)?, memory_type(self.out_dtype)?);
         let _ = writeln!(text, "typedef {input} T;\ntypedef {output} Y;\ntypedef {acc} Acc;");
@@ -299,6 +329,7 @@ impl Product {
         let place = if sizes.is_at_run_time() { "row * N + column".to_string() } else { self.coordinates.place() };
         let _ = writeln!(text, "{PLACE} {{ return {place}; }}");
         text.push_str(&self.epilogue.text);
+        text.push_str(&results_type(position));
         text.push_str(PRODUCT_FINISH);
         Some(text)
     }
@@ -314,17 +345,18 @@ impl Product {
             Tile::Gemv { .. } | Tile::Attention { .. } => return None,
         };
         let SizeText { parameters: more, value, .. } = sizes;
+        let a = if self.a_row_bytes() > 0 { "a.rows()" } else { "a.get()" };
         if tactic.split_by == SplitBy::Memory {
             return Some(format!(
                 "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, Arg<{acc}, 2> sums, i64 rows, i64 parts{more}) {{\n    \
-                 {body}(a.get(), b.get(), KeepSums{{sums.get(), parts, {value}}}, rows);\n}}\n"
+                 {body}({a}, b.get(), KeepSums{{sums.get(), parts, {value}}}, rows);\n}}\n"
             ));
         }
         let [parameters, values] = self.epilogue.parameters(2);
         let last = 2 + self.epilogue.operands.len();
         Some(format!(
             "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, {parameters}Arg<Y, {last}> y, i64 rows{more}) {{\n    \
-             {body}(a.get(), b.get(), Finish{{y.get(), {{{values}}}, {value}}}, rows);\n}}\n"
+             {body}({a}, b.get(), Finish{{y.rows(), {{{values}}}, {value}}}, rows);\n}}\n"
         ))
     }
 
@@ -333,8 +365,8 @@ impl Product {
         let last = 1 + self.epilogue.operands.len();
         Some(format!(
             "{}KERNEL_FLAT(add_up, {ADDING_THREADS}, Arg<const {acc}, 0> sums, {parameters}Arg<Y, {last}> y, i64 rows, i64 \
-             parts) {{\n    add_splits(sums.get(), Finish{{y.get(), {{{values}}}}}, rows, parts);\n}}\n",
-            self.result_text(tactic, acc, &SizeText::constant(self.mnk[1]))?
+             parts) {{\n    add_splits(sums.get(), Finish{{y.rows(), {{{values}}}}}, rows, parts);\n}}\n",
+            self.result_text(tactic, acc, &SizeText::constant(self.mnk[1]), last)?
         ))
     }
 }

@@ -56,10 +56,11 @@ pub fn lower_reduce(site: &Site, op: &Reduce) -> Option<Lowered> {
     let blocks = rows.outer.count().div_ceil(team.columns());
     let wanted_blocks = 2 * site.arch.multiprocessors.max(1) as usize;
     let index = index_type(&[shape.iter().product()]);
-    let param = Param::read(0, "x", memory_type(dtype)?);
+    let param = Param::read(0, "x", memory_type(dtype)?).by_rows();
     let source = Source { param, load: load_number(op.func, dtype), width, index };
+    let y = Param::write(0, "y", memory_type(dtype)?).by_rows();
+    let target = Target { param: y, value: element(dtype, &recipe.finish) };
     if length < 2 * PART || blocks >= wanted_blocks {
-        let target = Target { param: Param::write(0, "y", memory_type(dtype)?), value: element(dtype, &recipe.finish) };
         return Some(Lowered::one(name, reduce_launch(&rows, words, &team, &recipe, &source, &target, 1)));
     }
     let count = rows.outer.count();
@@ -67,7 +68,6 @@ pub fn lower_reduce(site: &Site, op: &Reduce) -> Option<Lowered> {
     let partial = Target { param: Param::scratch(0, "y", recipe.ty), value: "total".to_string() };
     let first = reduce_launch(&rows, words, &team, &recipe, &source, &partial, parts);
     // The parts of a result lie `count` apart, in the order of the result.
-    let target = Target { param: Param::write(0, "y", memory_type(dtype)?), value: element(dtype, &recipe.finish) };
     let source = Source { param: Param::scratch(0, "x", recipe.ty), load: ELEMENT.to_string(), width: 1, index };
     let out_extents: Vec<usize> = rows.outer.axes.iter().map(|axis| axis.extent).collect();
     let mut numbered = rows.outer.clone();
@@ -304,7 +304,8 @@ fn log_sum_exp(site: &Site, rows: &Rows, length: usize, dtype: DType) -> Option<
         if dtype.is_float() { element(dtype, "result") } else { format!("to_int<{}>(result)", memory_type(dtype)?) };
     let _ = writeln!(body, "if (lane == 0 && is_row) y[{}] = {value};", rows.outer.offset("i", 1, index));
     let text = format!("SHARED({ty}, shared, {});\n{}", team.threads, team.for_each_row(index, &body));
-    let params = vec![Param::read(0, "x", memory_type(dtype)?), Param::write(0, "y", memory_type(dtype)?)];
+    let ty = memory_type(dtype)?;
+    let params = vec![Param::read(0, "x", ty).by_rows(), Param::write(0, "y", ty).by_rows()];
     let count = rows.outer.count();
     let kernel = Kernel::new("log_sum_exp", params).scalar("rows", count);
     Some(kernel.blocks(count.div_ceil(team.columns()), team.threads as u32, &text))
@@ -379,7 +380,7 @@ if (lane == 0 && is_row) y[{}] = (i64)places[threadIdx.x];
         team.for_each_row(index, &body),
         threads = team.threads,
     );
-    let params = vec![Param::read(0, "x", memory_type(dtype)?), Param::write(0, "y", "i64")];
+    let params = vec![Param::read(0, "x", memory_type(dtype)?).by_rows(), Param::write(0, "y", "i64").by_rows()];
     let count = rows.outer.count();
     let kernel = Kernel::new("arg_reduce", params).scalar("rows", count).declare(declarations);
     let launch = kernel.blocks(count.div_ceil(team.columns()), team.threads as u32, &text);

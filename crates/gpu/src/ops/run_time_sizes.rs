@@ -157,7 +157,7 @@ fn packed_divisor(by: usize) -> i64 {
 /// The lines that windows read: sizes that are constants either way, and divisions.
 pub(crate) fn window_text(windows: &Windows, is_at_run_time: bool) -> String {
     let sizes = &windows.sizes;
-    let mut text = sizes.fixed_constants();
+    let mut text = sizes.kernel_constants() + &sizes.stride_constants();
     if is_at_run_time {
         let [_, c, d, _, _] = sizes.x_strides;
         let _ = writeln!(text, "constexpr int IN_D = 1, OUT_D = 1, X_C = {c}, X_D = {d};");

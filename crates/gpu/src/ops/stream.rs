@@ -122,10 +122,13 @@ impl<'a> Stream<'a> {
             text,
             "KERNEL(stream_columns, {threads}, {parameters}{more}Arg<Y, {}> y, i64 rows) {{\n    \
              const T *const matrices[MATRICES] = {{{}}};\n    \
-             stream(x.get(), {scale}, matrices, Epilogue{{{members}}}, y.get(), (int)rows);\n}}\n",
+             stream(x.get(), {scale}, matrices, Epilogue{{{members}}}, y.rows(), (int)rows);\n}}\n",
             operands.len(),
             values.join(", ")
         );
+        // The result, and no operand, may have fewer rows.
+        let mut row_bytes = vec![0; operands.len()];
+        row_bytes.push(site.out_dtype(0).size_bytes() as u64);
         operands.push(Operand::Write(0));
         let launch = Launch {
             entry: "stream_columns".to_string(),
@@ -135,6 +138,7 @@ impl<'a> Stream<'a> {
             shared_bytes: 0,
             operands,
             scalars: vec![m as i64],
+            row_bytes,
         };
         let norm = if self.norm.is_some() { "norm+" } else { "" };
         let name = format!("stream.{norm}{rows}x{columns}x{}{}", matrices.len(), epilogue.suffix);

@@ -1,12 +1,13 @@
 // What happens to the sums of a product: the epilogue and the store, or, where blocks divide the inner axis, a place in
 // scratch memory and a second launch that adds them in order. The lines before it define `Sizes`: what of the product's sizes is a
-// parameter of the kernel, if anything is; then N, K and their like stand for members of a value `sizes`.
+// parameter of the kernel, if anything is; then N, K and their like stand for members of a value `sizes`; and `Results`: how
+// the kernel is given the result.
 
 template <class T, class X> DEVICE void put(T *place, X x) { *place = (T)x; }
 
 // The end of a product: y = epilogue(x).
 struct Finish {
-    Y *y;
+    Results y;
     Epilogue epilogue;
     Sizes sizes;
 

@@ -24,7 +24,7 @@ template <int ROWS, bool ALONG_K, template <int> class S> struct Bring {
     DEVICE_MEMBER int k(int i) const {
         return ALONG_K ? threadIdx.x % BK : ROWS > THREADS ? i / ROW_COUNT : threadIdx.x / ROWS + i * (THREADS / ROWS);
     }
-    DEVICE_MEMBER void set(const T *matrix, i64 first, i64 rows, i64 pitch) {
+    template <class M> DEVICE_MEMBER void set(const M &matrix, i64 first, i64 rows, i64 pitch) {
         UNROLL for (int i = 0; i < ROW_COUNT; i++) source.set(i, matrix, first + row(i), rows, pitch);
     }
     DEVICE_MEMBER void load(int k_first) {
@@ -40,7 +40,7 @@ template <int ROWS, bool ALONG_K, template <int> class S> struct Bring {
     }
 };
 
-template <class E> DEVICE void product_by_elements(const T *a, const T *b, const E &end, i64 rows) {
+template <class A, class E> DEVICE void product_by_elements(A a, const T *b, const E &end, i64 rows) {
     SHARED_BYTES(bytes);
     Acc *shared = (Acc *)bytes;
     wait_for_last();

@@ -5,13 +5,13 @@ DEVICE f32 widen(f16 x) { return to_f32(x); }
 DEVICE f32 widen(bf16 x) { return to_f32(x); }
 DEVICE f32 widen(f32 x) { return x; }
 
-template <class E> DEVICE void stream_columns(const T *a, const T *b, const E &end, i64 rows) {
+template <class A, class E> DEVICE void stream_columns(A a, const T *b, const E &end, i64 rows) {
     start_next();
     if (!B_IS_CONSTANT) wait_for_last();
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int z = blockIdx.z, column_first = ((int)blockIdx.x * WARPS + warp) * COLUMNS;
     if (column_first >= N) return;
-    a += start_a(z, rows);
+    a = a + start_a(z, rows);
     b += start_b(z);
     f32 sums[ROWS][COLUMNS];
     UNROLL for (int row = 0; row < ROWS; row++)

@@ -119,25 +119,102 @@ template <class T, int N> struct alignas(sizeof(T) * N) Vec {
 template <int N, class T> DEVICE Vec<T, N> load_vec(const T *from) { return *(const Vec<T, N> *)from; }
 template <int N, class T> DEVICE void store_vec(T *to, const Vec<T, N> &x) { *(Vec<T, N> *)to = x; }
 
+// ---- rows of the caller's buffers -----------------------------------------------------------------------------------
+
+// What a whole buffer is said to have: more than anyone reads, and whole elements of any size.
+constexpr u64 WHOLE_BYTES = 1ull << 62;
+
+// What a kernel finds in the table for a caller's buffer: its address, and, where it has fewer rows than the Program, how many
+// bytes it has and how many are missing.
+struct CallersRows {
+    u64 start, end_bytes, missing_bytes;
+};
+
+// A caller's buffer that is read. Beyond its end come its last rows once more.
+template <class T> struct SourceRows {
+    const T *start;
+    u64 end, missing, offset;
+
+    DEVICE_MEMBER const T *place(u64 at) const { return start + (at < end ? at : at - missing); }
+    template <class I> DEVICE_MEMBER T operator[](I by) const { return *place(offset + by); }
+    template <class I> DEVICE_MEMBER SourceRows operator+(I by) const { return {start, end, missing, offset + by}; }
+};
+
+// A caller's buffer that is written. Nothing is written beyond its end.
+template <class T> struct TargetElement {
+    T *place;
+    bool is_in;
+    DEVICE_MEMBER void operator=(T x) const {
+        if (is_in) *place = x;
+    }
+};
+template <class T> struct TargetRows {
+    T *start;
+    u64 end, offset;
+
+    template <class I> DEVICE_MEMBER TargetElement<T> operator[](I by) const { return {start + offset + by, offset + by < end}; }
+    template <class I> DEVICE_MEMBER TargetRows operator+(I by) const { return {start, end, offset + by}; }
+};
+
+// Where the elements of a row begin.
+template <class T> DEVICE const T *row_start(const T *row) { return row; }
+template <class T> DEVICE const T *row_start(const SourceRows<T> &row) { return row.place(row.offset); }
+
+// Several elements at once, one by one where rows are no multiples of them.
+template <int N, class T> DEVICE Vec<T, N> load_vec(const SourceRows<T> &from) {
+    if (((from.end | from.missing) & (N - 1)) == 0) return load_vec<N>(from.place(from.offset));
+    Vec<T, N> x;
+    UNROLL for (int i = 0; i < N; i++) x.at[i] = from[i];
+    return x;
+}
+template <int N, class T> DEVICE void store_vec(const TargetRows<T> &to, const Vec<T, N> &x) {
+    if (to.offset + N <= to.end) store_vec<N>(to.start + to.offset, x);
+    else UNROLL for (int i = 0; i < N; i++) to[i] = x.at[i];
+}
+template <class T> DEVICE void put(const TargetRows<T> &to, f32 x) {
+    if (to.offset < to.end) put(to.start + to.offset, x);
+}
+
 // ---- arguments ------------------------------------------------------------------------------------------------------
+
+template <class T> struct RowsOf {
+    typedef TargetRows<T> Rows;
+    static DEVICE_MEMBER Rows of(const CallersRows &rows) { return {(T *)rows.start, rows.end_bytes / sizeof(T), 0}; }
+};
+template <class T> struct RowsOf<const T> {
+    typedef SourceRows<T> Rows;
+    static DEVICE_MEMBER Rows of(const CallersRows &rows) {
+        return {(const T *)rows.start, rows.end_bytes / sizeof(T), rows.missing_bytes / sizeof(T), 0};
+    }
+};
 
 // An argument that threads of a warp choose apart and then read together: a read by each branch would wait by itself.
 template <class T> struct Chosen {
     const void *place;
     bool is_indirect;
-    DEVICE_MEMBER T *get() const { return is_indirect ? *(T *const *)place : (T *)place; }
+    DEVICE_MEMBER T *get() const { return is_indirect ? (T *)((const CallersRows *)place)->start : (T *)place; }
+    DEVICE_MEMBER typename RowsOf<T>::Rows rows() const {
+        CallersRows whole = {(u64)place, WHOLE_BYTES, 0};
+        return RowsOf<T>::of(is_indirect ? *(const CallersRows *)place : whole);
+    }
 };
 
 template <class T, bool IS_INDIRECT> struct ArgOf;
 template <class T> struct ArgOf<T, false> {
+    typedef T *Rows;
+    typedef T *__restrict__ OwnRows;
     T *pointer;
     DEVICE_MEMBER T *get() const { return pointer; }
+    DEVICE_MEMBER T *rows() const { return pointer; }
     DEVICE_MEMBER Chosen<T> choose() const { return {pointer, false}; }
 };
 template <class T> struct ArgOf<T, true> {
-    T *const *pointer;
-    DEVICE_MEMBER T *get() const { return *pointer; }
-    DEVICE_MEMBER Chosen<T> choose() const { return {pointer, true}; }
+    typedef typename RowsOf<T>::Rows Rows;
+    typedef Rows OwnRows;
+    const CallersRows *entry;
+    DEVICE_MEMBER T *get() const { return (T *)entry->start; }
+    DEVICE_MEMBER Rows rows() const { return RowsOf<T>::of(*entry); }
+    DEVICE_MEMBER Chosen<T> choose() const { return {entry, true}; }
 };
 // Argument I of a kernel, a pointer to T: passed itself, or, for the caller's buffers, as the address of a table's entry.
 constexpr u64 INDIRECT_WORDS[] = {INDIRECT};

@@ -49,7 +49,8 @@ DEVICE void norm_rows(const T *x, const T *scale, Line *normed, int rows) {
     sync_block();
 }
 
-DEVICE void stream(const T *x, const T *scale, const T *const (&b)[MATRICES], const Epilogue &epilogue, Y *y, int rows) {
+template <class R>
+DEVICE void stream(const T *x, const T *scale, const T *const (&b)[MATRICES], const Epilogue &epilogue, const R &y, int rows) {
     start_next();
     SHARED(Line, normed, HAS_NORM ? ROWS * K / VEC : 1);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;

@@ -15,8 +15,8 @@ template <int ROWS, int VEC, template <int> class S> struct TileByRows {
     S<COUNT> source;
     const T *valid;
 
-    DEVICE_MEMBER void set(const Sizes &sizes, const T *matrix, i64 first, i64 rows, i64) {
-        valid = matrix;
+    template <class M> DEVICE_MEMBER void set(const Sizes &sizes, const M &matrix, i64 first, i64 rows, i64) {
+        valid = row_start(matrix);
         source.sizes = sizes;
         UNROLL for (int i = 0; i < COUNT; i++) {
             source.set(i, matrix, first + threadIdx.x / PIECES + i * STEP, rows, 0);
@@ -45,8 +45,8 @@ template <int COLUMNS, int VEC> struct TileByColumns {
     const T *matrix;
     i64 first, columns, pitch;
 
-    DEVICE_MEMBER void set(const Sizes &sizes_, const T *from, i64 first_, i64 columns_, i64 pitch_) {
-        sizes = sizes_, matrix = from, first = first_, columns = columns_, pitch = pitch_;
+    template <class M> DEVICE_MEMBER void set(const Sizes &sizes_, const M &from, i64 first_, i64 columns_, i64 pitch_) {
+        sizes = sizes_, matrix = row_start(from), first = first_, columns = columns_, pitch = pitch_;
     }
     DEVICE_MEMBER void copy(T *tile, int k) const {
         UNROLL for (int i = 0; i < COUNT; i++) {

@@ -46,13 +46,13 @@ template <class E> DEVICE void finish_tile(const u8 *shared, const E &end, i64 r
     if (SPLIT_BY == 1) sync_cluster();
 }
 
-template <class E> DEVICE void product_of_tiles(const T *a, const T *b, const E &end, i64 rows) {
+template <class A, class E> DEVICE void product_of_tiles(A a, const T *b, const E &end, i64 rows) {
     SHARED_BYTES(shared);
     const Sizes &sizes = end.sizes;
     u32 row_tiles = (u32)((rows + BM - 1) / BM);
     i64 z = blockIdx.x / row_tiles, row = (i64)(blockIdx.x % row_tiles) * BM;
     int split = blockIdx.z, column = blockIdx.y * BN;
-    a += start_a(z, rows);
+    a = a + start_a(z, rows);
     b += start_b(z);
     // Splits are whole steps; the first ones have one more.
     int steps = (K + BK - 1) / BK;

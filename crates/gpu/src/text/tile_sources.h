@@ -8,9 +8,9 @@ template <class T, int ROWS, int PITCH> struct MatrixRows {
     const T *start[ROWS];
     bool is_row[ROWS];
 
-    DEVICE_MEMBER void set(int i, const T *matrix, i64 row, i64 rows, i64) {
+    template <class M> DEVICE_MEMBER void set(int i, const M &matrix, i64 row, i64 rows, i64) {
         is_row[i] = row < rows;
-        start[i] = matrix + (is_row[i] ? row : 0) * (PITCH ? PITCH : K);
+        start[i] = row_start(matrix + (is_row[i] ? row : 0) * (PITCH ? PITCH : K));
     }
     DEVICE_MEMBER const T *at(int i, int k, bool &is_in) const {
         is_in = is_row[i] && (K_IS_WHOLE || k < K);
@@ -25,9 +25,9 @@ template <class T, int ROWS> struct MatrixColumns {
     bool is_row[ROWS];
     i64 pitch;
 
-    DEVICE_MEMBER void set(int i, const T *matrix, i64 row, i64 rows, i64 pitch_) {
+    template <class M> DEVICE_MEMBER void set(int i, const M &matrix, i64 row, i64 rows, i64 pitch_) {
         is_row[i] = row < rows;
-        start[i] = matrix + (is_row[i] ? row : 0);
+        start[i] = row_start(matrix) + (is_row[i] ? row : 0);
         pitch = pitch_;
     }
     DEVICE_MEMBER const T *at(int i, int k, bool &is_in) const {

@@ -6,11 +6,11 @@ template <class T, int ROWS> struct WindowRows {
     const T *image[ROWS];
     int d[ROWS], h[ROWS], w[ROWS];
 
-    DEVICE_MEMBER void set(int i, const T *x, i64 row, i64 rows, i64) {
+    template <class M> DEVICE_MEMBER void set(int i, const M &x, i64 row, i64 rows, i64) {
         bool is_row = row < rows;
         i64 n = is_row ? image_of(sizes, row) : 0;
         int place = is_row ? (int)(row - n * (OUT_D * OUT_H * OUT_W)) : 0, line = line_of(sizes, place);
-        image[i] = x + n * X_N;
+        image[i] = row_start(x + n * X_N);
         w[i] = (place - line * OUT_W) * STRIDE_W - PAD_W;
         h[i] = (OUT_D == 1 ? line : line % OUT_H) * STRIDE_H - PAD_H;
         // A row beyond the last one has no element inside the image.

@@ -525,6 +525,8 @@ static void launch(Buffer *buffers, const Launch &launch, const char *name) {
     }
     struct Argument {
         u8 *pointer;
+        // What a table has beside it for a whole buffer.
+        u64 end_bytes, missing_bytes;
         u8 **place;
         i64 scalar;
     };
@@ -538,6 +540,8 @@ static void launch(Buffer *buffers, const Launch &launch, const char *name) {
             continue;
         }
         argument.pointer = buffers[launch.operands[i]].data();
+        argument.end_bytes = WHOLE_BYTES;
+        argument.missing_bytes = 0;
         argument.place = &argument.pointer;
         args[i] = INDIRECT != 0 ? (void *)&argument.place : (void *)&argument.pointer;
     }

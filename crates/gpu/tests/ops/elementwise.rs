@@ -277,7 +277,7 @@ fn a_constant_of_one_element_is_part_of_the_text() {
             let y = graph.add(Binary { func: BinaryFn::Max }, &[x, constant], &Default::default()).unwrap();
             graph.add_output("", y);
             let case = Case::of_graph("limited", graph, &[input]);
-            assert_eq!(texts(&case)[0].matches("Arg<const").count(), 1);
+            assert_eq!(texts(&case)[0].matches("OwnRows x").count(), 1);
             cases.push(case);
         }
     }

@@ -125,8 +125,11 @@ pub fn inputs(graph: &Graph, seed: u64) -> Vec<Tensor> {
     };
     let make = |&input: &precast_ir::ValueId| {
         let shape = graph.ty(input).shape().unwrap();
-        let elements: Vec<f64> = (0..shape.iter().product()).map(|_| next()).collect();
-        Tensor::from_f64(DType::F32, shape, &elements, false).unwrap()
+        let dtype = graph.ty(input).dtype;
+        // Integers are indices of at least this many.
+        let number = |number: f64| if dtype == DType::F32 { number } else { ((number + 0.5) * 5.0).floor() };
+        let elements: Vec<f64> = (0..shape.iter().product()).map(|_| number(next())).collect();
+        Tensor::from_f64(dtype, shape, &elements, false).unwrap()
     };
     graph.inputs().iter().map(make).collect()
 }
