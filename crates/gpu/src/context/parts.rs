@@ -519,7 +519,8 @@ impl Parts {
         let words: Vec<u64> = words.collect();
         // SAFETY: the words are addresses inside the arena, the constants and this state's table, sized by a Program that
         // was verified, and what they refer to lives as long as the state, which a capture is part of. The table holds
-        // addresses of buffers of their Ports' sizes, or of fewer rows where all kernels of a Port take them. An overlapping kernel waits before it touches anything but constants.
+        // addresses of buffers of their Ports' sizes, or of fewer rows where all kernels of a Port take them. An overlapping
+        // kernel waits before it touches anything but constants.
         unsafe {
             let LoadedLaunch { function, grid, block, shared_bytes, is_overlapping, .. } = launch;
             match is_overlapping {
