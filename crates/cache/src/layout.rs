@@ -125,7 +125,7 @@ impl Layout {
             let path = self.root.join(name);
             let existing = if is_old { Existing::Yields } else { Existing::Keeps };
             if is_old || disk.stat(&path).is_err() {
-                publish::publish(disk, self, &path, &[text.as_bytes()], existing)?;
+                publish::publish(disk, self, &path, [text.as_bytes()], existing)?;
             }
         }
         Ok(())

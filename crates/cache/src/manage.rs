@@ -16,6 +16,7 @@ use crate::layout::{PROGRAM_ENDING, WEIGHT_ENDING};
 use crate::miss::{CacheError, Miss, Nearest};
 use crate::shelf::Shelf;
 use crate::tuning;
+use crate::weights::Pages;
 
 /// One Program on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -177,7 +178,7 @@ impl ProgramCache {
         for file in self.sharded("weights")? {
             let Some(digest) = file.name.strip_suffix(WEIGHT_ENDING).and_then(|hex| hex.parse().ok()) else { continue };
             verification.weights += 1;
-            if let Err(miss) = self.weights.read(&digest) {
+            if let Err(miss) = self.weights.read(&digest, Pages::Go) {
                 verification.problems.push(Problem { name: format!("weights/{}", file.name), miss });
             }
         }

@@ -7,6 +7,7 @@ use precast_tensor::{DType, Digest, FilePages, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::miss::Miss;
+use crate::publish::PART_BYTES;
 
 /// First bytes of a pack.
 pub const MAGIC: [u8; 8] = *b"PRECASTK";
@@ -55,16 +56,23 @@ pub(crate) struct Encoded<'a> {
 }
 
 impl Encoded<'_> {
-    /// The bytes, one part after another; none is copied.
-    pub(crate) fn parts(&self) -> Vec<&[u8]> {
+    /// The bytes, one part after another; none is copied, and what lies in a mapped file is let go once it was read.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &[u8]> {
         const GAP: [u8; ALIGN] = [0; ALIGN];
-        let (mut parts, mut end) = (vec![&self.head[..]], self.head.len());
-        for (_, tensor) in self.tensors {
-            parts.push(&GAP[..end.next_multiple_of(ALIGN) - end]);
-            parts.push(tensor.as_bytes());
-            end = end.next_multiple_of(ALIGN) + tensor.as_bytes().len();
-        }
-        parts
+        let mut end = self.head.len();
+        let constants = self.tensors.iter().flat_map(move |(_, tensor)| {
+            let gap = &GAP[..end.next_multiple_of(ALIGN) - end];
+            end += gap.len() + tensor.as_bytes().len();
+            std::iter::once(gap).chain(tensor.read_parts(PART_BYTES))
+        });
+        std::iter::once(&self.head[..]).chain(constants)
+    }
+
+    /// How many bytes the parts have.
+    pub(crate) fn bytes(&self) -> usize {
+        let end_after =
+            |end: usize, (_, tensor): &(Digest, Tensor)| end.next_multiple_of(ALIGN) + tensor.as_bytes().len();
+        self.tensors.iter().fold(self.head.len(), end_after)
     }
 }
 
@@ -118,6 +126,8 @@ impl Pack {
         if end != bytes.len() {
             return Err(damaged(&format!("{end} bytes"), bytes.len().to_string()));
         }
+        // Looking between constants has brought all of the file into memory.
+        pages.release(&bytes);
         places.sort_by_key(|place| place.digest);
         Ok(Pack { name, bytes, pages, places })
     }
@@ -175,7 +185,9 @@ mod tests {
     fn encoded() -> (Digest, Vec<u8>) {
         let tensors = tensors();
         let pack = encode(&tensors).unwrap();
-        (pack.name, pack.parts().concat())
+        let bytes = pack.parts().collect::<Vec<_>>().concat();
+        assert_eq!(pack.bytes(), bytes.len());
+        (pack.name, bytes)
     }
 
     fn is_sound(name: Digest, bytes: Vec<u8>) -> bool {

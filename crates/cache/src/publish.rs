@@ -34,12 +34,15 @@ const ORPHAN_AGE_UNLOCKED: Duration = Duration::from_secs(24 * 3600);
 const QUARANTINE_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 const QUARANTINE_BYTES: u64 = 1 << 30;
 
+/// So many bytes of a constant are one part: it may lie in a mapped file, which is let go part by part.
+pub(crate) const PART_BYTES: usize = 1 << 20;
+
 /// Publishes these parts, one after the other, under a path. On failure all of it is visible or nothing.
-pub(crate) fn publish(
+pub(crate) fn publish<'a>(
     disk: &dyn Disk,
     layout: &Layout,
     path: &Path,
-    parts: &[&[u8]],
+    parts: impl IntoIterator<Item = &'a [u8]>,
     existing: Existing,
 ) -> Answer<Published> {
     let temp = Temp::create(disk, layout)?;

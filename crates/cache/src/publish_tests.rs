@@ -31,7 +31,7 @@ fn the_first_writer_wins_by_rename_by_link_and_without_either() {
     for disk in [unsupported(&[]), unsupported(&[Call::RenameNew]), unsupported(&[Call::RenameNew, Call::Link])] {
         let fixture = fixture();
         let path = fixture.dir.path().join("programs/ab/entry");
-        let put = |bytes: &[u8], existing| publish(&disk, &fixture.layout, &path, &[bytes], existing).unwrap();
+        let put = |bytes: &[u8], existing| publish(&disk, &fixture.layout, &path, [bytes], existing).unwrap();
         assert_eq!(put(b"first", Existing::Keeps), Published::New);
         assert_eq!(put(b"second", Existing::Keeps), Published::Lost);
         assert_eq!(std::fs::read(&path).unwrap(), b"first");
@@ -50,7 +50,7 @@ fn a_link_whose_answer_was_lost_counts_as_made() {
         _ => None,
     });
     let path = fixture.dir.path().join("programs/ab/entry");
-    assert_eq!(publish(&disk, &fixture.layout, &path, &[b"x"], Existing::Keeps).unwrap(), Published::New);
+    assert_eq!(publish(&disk, &fixture.layout, &path, [&b"x"[..]], Existing::Keeps).unwrap(), Published::New);
     assert_eq!(std::fs::read(&path).unwrap(), b"x");
 }
 
@@ -67,7 +67,7 @@ fn temps_have_different_names_and_none_is_left() {
     });
     for index in 0..50 {
         let path = fixture.dir.path().join(format!("programs/ab/{index}"));
-        publish(&disk, &fixture.layout, &path, &[b"x"], Existing::Keeps).unwrap();
+        publish(&disk, &fixture.layout, &path, [&b"x"[..]], Existing::Keeps).unwrap();
     }
     let mut names = names.lock().unwrap().clone();
     names.sort();

@@ -169,7 +169,7 @@ impl ProgramCache {
         let mut added = shelf.publish(&parcel.constants)?;
         let existing = if self.mode == Mode::Refresh { Existing::Yields } else { Existing::Keeps };
         let path = self.layout.program(&parcel.wanted.key);
-        let published = publish::publish(disk, &self.layout, &path, &[parcel.bytes], existing)?;
+        let published = publish::publish(disk, &self.layout, &path, [parcel.bytes], existing)?;
         if published == Published::New {
             added += parcel.bytes.len() as u64;
         }

@@ -109,10 +109,9 @@ impl<'a> Shelf<'a> {
         let tensors = missing.iter().map(tensor).collect::<Answer<Vec<(Digest, Tensor)>>>()?;
         let unwritable = |error: String| DiskError::new(Call::Write, &path, std::io::Error::other(error));
         let pack = pack::encode(&tensors).map_err(unwritable)?;
-        let parts = pack.parts();
-        publish::publish(&**disk, layout, &layout.pack(&self.weights, &pack.name), &parts, Existing::Keeps)?;
+        publish::publish(&**disk, layout, &layout.pack(&self.weights, &pack.name), pack.parts(), Existing::Keeps)?;
         self.packs = None;
-        Ok(parts.iter().map(|part| part.len() as u64).sum())
+        Ok(pack.bytes() as u64)
     }
 
     fn missing(&mut self, digests: &[Digest]) -> Answer<Vec<Digest>> {

@@ -279,7 +279,7 @@ impl Loser {
             return;
         }
         let path = self.layout.program(&self.wanted.key);
-        if let Err(error) = publish::publish(disk, &self.layout, &path, &[&winner], Existing::Yields) {
+        if let Err(error) = publish::publish(disk, &self.layout, &path, [&winner[..]], Existing::Yields) {
             (self.options.events)(&Event::unavailable("adopting the store's Program", &error));
         }
     }

@@ -72,7 +72,7 @@ impl ProgramCache {
         let mut table = self.tuning_file().0;
         table.merge(new);
         let (path, text) = (self.layout.tuning(), table.to_text());
-        let written = publish::publish(disk, &self.layout, &path, &[text.as_bytes()], Existing::Yields);
+        let written = publish::publish(disk, &self.layout, &path, [text.as_bytes()], Existing::Yields);
         if let Err(error) = written {
             self.event(Event::unavailable("keeping measured tactics", &error));
         }

@@ -66,6 +66,15 @@ pub(crate) enum Unnamed {
     MappedGo,
 }
 
+/// What becomes of the pages of a mapped file that verifying it took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pages {
+    /// They stay: somebody is about to read them.
+    Stay,
+    /// They go while the rest is verified.
+    Go,
+}
+
 #[derive(Clone)]
 struct Resident {
     tensor: Tensor,
@@ -90,13 +99,13 @@ impl WeightStore {
         if let Some(resident) = self.residents().get(digest) {
             return Ok(resident.tensor.clone());
         }
-        let tensor = self.read(digest)?;
+        let tensor = self.read(digest, Pages::Stay)?;
         Ok(self.keep(*digest, Resident { tensor, is_from_file: true }))
     }
 
     /// Takes the bytes of a constant's file that came from elsewhere, verified.
     pub(crate) fn adopt(&self, digest: &Digest, file: Bytes) -> Result<Tensor, Miss> {
-        let tensor = parse(digest, file)?;
+        let tensor = parse(digest, file, &FilePages::default())?;
         Ok(self.keep(*digest, Resident { tensor, is_from_file: false }))
     }
 
@@ -114,18 +123,16 @@ impl WeightStore {
                     return Err(DiskError::new(Call::Stat, &path, std::io::ErrorKind::NotFound.into()));
                 };
                 let header = header(&resident.tensor, &path)?;
-                let parts = [&header[..], resident.tensor.as_bytes()];
-                publish::publish(&*files.disk, &files.layout, &path, &parts, Existing::Keeps)?;
+                let parts = std::iter::once(&header[..]).chain(resident.tensor.read_parts(publish::PART_BYTES));
+                publish::publish(&*files.disk, &files.layout, &path, parts, Existing::Keeps)?;
                 added += (header.len() + resident.tensor.as_bytes().len()) as u64;
-                // It may be a part of the model's file, which has served now.
-                resident.tensor.release_pages();
             }
             let is_done = resident.as_ref().is_none_or(|resident| resident.is_from_file) || files.is_network;
             if is_done {
                 break;
             }
             // From here on the mapped file takes the place of the copy in memory.
-            match self.read(digest) {
+            match self.read(digest, Pages::Go) {
                 Ok(tensor) => {
                     self.replace_by_mapped(*digest, tensor);
                     break;
@@ -150,12 +157,16 @@ impl WeightStore {
     }
 
     /// Reads and verifies the file, whether or not the constant is in memory. A damaged one is moved away.
-    pub(crate) fn read(&self, digest: &Digest) -> Result<Tensor, Miss> {
+    pub(crate) fn read(&self, digest: &Digest, read_pages: Pages) -> Result<Tensor, Miss> {
         let Some(files) = &self.0.files else { return Err(Miss::absent()) };
         let path = files.layout.weight(digest);
         let (bytes, pages) = files.open(&path)?;
-        let miss = match parse(digest, bytes) {
-            Ok(tensor) => return Ok(tensor.in_pages(&pages)),
+        let parsed = match read_pages {
+            Pages::Stay => parse(digest, bytes, &FilePages::default()).map(|tensor| tensor.in_pages(&pages)),
+            Pages::Go => parse(digest, bytes, &pages),
+        };
+        let miss = match parsed {
+            Ok(tensor) => return Ok(tensor),
             Err(miss) => miss,
         };
         self.quarantine(&path, &miss);
@@ -269,7 +280,8 @@ fn header(tensor: &Tensor, path: &Path) -> Answer<Vec<u8>> {
 
 /// The constant in the bytes of its file. The digest covers type, shape and elements; the header's own digest covers
 /// the rest of the page, so every bit counts.
-fn parse(digest: &Digest, bytes: Bytes) -> Result<Tensor, Miss> {
+/// The constant that a file holds, verified. Of the file's pages those go that verifying took.
+fn parse(digest: &Digest, bytes: Bytes, pages: &FilePages) -> Result<Tensor, Miss> {
     let section = format!("constant {digest}");
     let damaged = |expected: &str, got: String| Miss::corrupt(section.clone(), expected, got);
     if bytes.len() < HEADER_BYTES {
@@ -290,6 +302,7 @@ fn parse(digest: &Digest, bytes: Bytes) -> Result<Tensor, Miss> {
     let shape = shape.map_err(|error| damaged("a shape", error.to_string()))?;
     let elements = bytes.slice(HEADER_BYTES..);
     let tensor = Tensor::new(dtype, shape, elements).map_err(|error| damaged("elements", error.to_string()))?;
+    let tensor = tensor.in_pages(pages);
     let got = tensor.digest();
     if got == *digest { Ok(tensor) } else { Err(damaged(&digest.to_string(), got.to_string())) }
 }

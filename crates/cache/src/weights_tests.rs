@@ -53,14 +53,20 @@ fn every_flipped_bit_and_every_cut_of_a_file_is_found() {
     let tensor = constant(7, 64);
     let mut file = header(&tensor, Path::new("test")).unwrap();
     file.extend_from_slice(tensor.as_bytes());
-    assert_eq!(parse(&tensor.digest(), Bytes::from(file.clone())), Ok(tensor.clone()));
+    assert_eq!(parse(&tensor.digest(), Bytes::from(file.clone()), &FilePages::default()), Ok(tensor.clone()));
     for bit in 0..file.len() * 8 {
         let mut changed = file.clone();
         changed[bit / 8] ^= 1 << (bit % 8);
-        assert!(matches!(parse(&tensor.digest(), Bytes::from(changed)), Err(Miss::Corrupt { .. })), "bit {bit}");
+        assert!(
+            matches!(parse(&tensor.digest(), Bytes::from(changed), &FilePages::default()), Err(Miss::Corrupt { .. })),
+            "bit {bit}"
+        );
     }
     for length in 0..file.len() {
-        assert!(parse(&tensor.digest(), Bytes::from(file[..length].to_vec())).is_err(), "length {length}");
+        assert!(
+            parse(&tensor.digest(), Bytes::from(file[..length].to_vec()), &FilePages::default()).is_err(),
+            "length {length}"
+        );
     }
 }
 

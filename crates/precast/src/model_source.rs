@@ -83,6 +83,7 @@ impl ModelSource {
         let imported = self.model.graph(import)?.graph;
         let graph = run_passes(&imported, CANONICAL, &self.passes)?;
         imported.release_pages();
+        self.model.release_pages();
         refuse_host_nodes(&graph)?;
         Ok(graph)
     }

@@ -168,12 +168,15 @@ impl Tensor {
     }
 
     /// The bytes in parts of this many, for whoever reads them once: what a mapped file took for one part is let go with
-    /// the next.
+    /// the next, or the end.
     pub fn read_parts(&self, part_bytes: usize) -> impl Iterator<Item = &[u8]> {
+        let mut parts = self.as_bytes().chunks(part_bytes.max(1));
         let mut last: &[u8] = &[];
-        self.as_bytes().chunks(part_bytes.max(1)).inspect(move |part| {
+        std::iter::from_fn(move || {
             self.0.pages.release(last);
-            last = part;
+            let part = parts.next();
+            last = part.unwrap_or_default();
+            part
         })
     }
 
@@ -277,7 +280,6 @@ impl Tensor {
             for part in self.read_parts(HASHED_BYTES) {
                 hasher.update(part);
             }
-            self.release_pages();
             hasher.finalize().into()
         })
     }
