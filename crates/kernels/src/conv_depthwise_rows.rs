@@ -1,7 +1,8 @@
 //! Depthwise convolution with 3×3 and 5×5 filters straight from the image, with AVX-512: masks take the place of padding.
 //!
 //! Seven output rows are computed together, 16 columns at a time (8 in narrow images): for each column of the filter the
-//! input rows are read once, and serve all output rows in whose windows they lie.
+//! input rows are read once, and serve all output rows in whose windows they lie. What is left of an image has fewer rows
+//! together; some images, those of lines of text, have no more than two or three.
 
 use crate::conv::ConvShape;
 use crate::epilogue::Light;
@@ -42,30 +43,51 @@ impl ChannelRows<'_> {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has AVX-512, since `isa` came through an `Exec`; the slices cover the shape.
         unsafe {
-            // Machines add and multiply two vectors of 8 in the time of one of 16, or nearly so.
-            let run = match shape.out_width <= 8 {
-                false => kernel_of!(wide, shape),
-                true => kernel_of!(narrow, shape),
-            };
             let plane = target.as_mut_ptr().wrapping_sub(rows.start * shape.out_width);
-            run(self, rows, plane);
+            let rest = rows.end - rows.len() % ROWS;
+            if rows.start < rest {
+                kernel::<ROWS>(shape)(self, rows.start..rest, plane);
+            }
+            let run = match rows.end - rest {
+                0 => return,
+                1 | 2 => kernel::<2>(shape),
+                3 => kernel::<3>(shape),
+                4 => kernel::<4>(shape),
+                5 => kernel::<5>(shape),
+                _ => kernel::<ROWS>(shape),
+            };
+            run(self, rest..rows.end, plane);
         }
+    }
+}
+
+/// Computes rows of a channel into a plane.
+#[cfg(target_arch = "x86_64")]
+type Kernel = unsafe fn(&ChannelRows, Range<usize>, *mut f32);
+
+/// The kernel that computes so many rows of a shape together.
+#[cfg(target_arch = "x86_64")]
+fn kernel<const TOGETHER: usize>(shape: &ConvShape) -> Kernel {
+    // Machines add and multiply two vectors of 8 in the time of one of 16, or nearly so.
+    match shape.out_width <= 8 {
+        false => kernel_of!(wide, TOGETHER, shape),
+        true => kernel_of!(narrow, TOGETHER, shape),
     }
 }
 
 /// The kernel of a module for a filter and a stride.
 #[cfg(target_arch = "x86_64")]
 macro_rules! kernel_of {
-    ($name:ident, $shape:ident) => {
+    ($name:ident, $together:ident, $shape:ident) => {
         match ($shape.filter_width, $shape.stride) {
-            (3, [1, 1]) => $name::run::<3, 1, 1>,
-            (3, [1, _]) => $name::run::<3, 1, 2>,
-            (3, [_, 1]) => $name::run::<3, 2, 1>,
-            (3, [_, _]) => $name::run::<3, 2, 2>,
-            (_, [1, 1]) => $name::run::<5, 1, 1>,
-            (_, [1, _]) => $name::run::<5, 1, 2>,
-            (_, [_, 1]) => $name::run::<5, 2, 1>,
-            (_, [_, _]) => $name::run::<5, 2, 2>,
+            (3, [1, 1]) => $name::run::<3, 1, 1, $together>,
+            (3, [1, _]) => $name::run::<3, 1, 2, $together>,
+            (3, [_, 1]) => $name::run::<3, 2, 1, $together>,
+            (3, [_, _]) => $name::run::<3, 2, 2, $together>,
+            (_, [1, 1]) => $name::run::<5, 1, 1, $together>,
+            (_, [1, _]) => $name::run::<5, 1, 2, $together>,
+            (_, [_, 1]) => $name::run::<5, 2, 1, $together>,
+            (_, [_, _]) => $name::run::<5, 2, 2, $together>,
         }
     };
 }
@@ -77,7 +99,7 @@ impl ChannelRows<'_> {
     /// Where the input rows of some output rows from `row` on begin, for output columns from `column` on; rows outside the image
     /// are zeros elsewhere.
     #[inline(always)]
-    fn sources<const SIZE: usize, const DOWN: usize, const ACROSS: usize>(
+    fn sources<const SIZE: usize, const DOWN: usize, const ACROSS: usize, const TOGETHER: usize>(
         &self,
         row: usize,
         column: usize,
@@ -86,7 +108,7 @@ impl ChannelRows<'_> {
         let first_row = (row * DOWN) as isize - self.shape.pad_top as isize;
         let first = (column * ACROSS) as isize - self.shape.pad_left as isize;
         let mut sources = [ZEROS.as_ptr(); INPUT_ROWS_MAX];
-        for (at, source) in sources.iter_mut().enumerate().take((ROWS - 1) * DOWN + SIZE) {
+        for (at, source) in sources.iter_mut().enumerate().take((TOGETHER - 1) * DOWN + SIZE) {
             let y = first_row + at as isize;
             if (0..height).contains(&y) {
                 *source = self.image.as_ptr().wrapping_offset(y * width + first);
@@ -106,7 +128,7 @@ macro_rules! add_rows {
     ($sources:ident, $x:ident, $masks:ident, $weights:ident, $sums:ident: $($at:literal)*) => {
         $(
             // SAFETY: passed on from the caller.
-            unsafe { add_row::<SIZE, DOWN, ACROSS, $at>($sources[$at].wrapping_add($x), $masks, &$weights, $sums) };
+            unsafe { add_row::<SIZE, DOWN, ACROSS, TOGETHER, $at>($sources[$at].wrapping_add($x), $masks, &$weights, $sums) };
         )*
     };
 }
@@ -123,7 +145,7 @@ macro_rules! kernels {
             reason = "loops over plain indices are unrolled, which keeps sums in registers"
         )]
         mod $name {
-            use super::{ChannelRows, INPUT_ROWS_MAX, Light, ROWS, mask_between};
+            use super::{ChannelRows, INPUT_ROWS_MAX, Light, mask_between};
             use std::arch::x86_64::*;
             use std::ops::Range;
 
@@ -131,7 +153,7 @@ macro_rules! kernels {
             /// The slices of the channel must cover the shape; `target` is where the plane starts of which the rows may be
             /// written.
             #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-            pub(super) unsafe fn run<const SIZE: usize, const DOWN: usize, const ACROSS: usize>(
+            pub(super) unsafe fn run<const SIZE: usize, const DOWN: usize, const ACROSS: usize, const TOGETHER: usize>(
                 channel: &ChannelRows,
                 rows: Range<usize>,
                 target: *mut f32,
@@ -146,16 +168,16 @@ macro_rules! kernels {
                         let width = shape.in_width as isize;
                         [0, $lanes].map(|at| mask_between($lanes, -first - at, width - first - at) as $mask)
                     });
-                    for row in rows.clone().step_by(ROWS) {
-                        let sources = channel.sources::<SIZE, DOWN, ACROSS>(row, column);
-                        let mut sums = [$set1(channel.bias); ROWS];
+                    for row in rows.clone().step_by(TOGETHER) {
+                        let sources = channel.sources::<SIZE, DOWN, ACROSS, TOGETHER>(row, column);
+                        let mut sums = [$set1(channel.bias); TOGETHER];
                         // SIZE columns; as a number of the shape, or the loop is unrolled and sums leave their registers.
                         for (x, &masks) in masks.iter().enumerate().take(shape.filter_width) {
                             let weights = std::array::from_fn(|y| $set1(channel.weights[y * SIZE + x]));
                             // SAFETY: the masks leave only values inside the image.
-                            unsafe { add_column::<SIZE, DOWN, ACROSS>(&sources, x, masks, weights, &mut sums) };
+                            unsafe { add_column::<SIZE, DOWN, ACROSS, TOGETHER>(&sources, x, masks, weights, &mut sums) };
                         }
-                        for at in 0..ROWS {
+                        for at in 0..TOGETHER {
                             if row + at < rows.end {
                                 let position = (row + at) * shape.out_width + column;
                                 // SAFETY: the row exists and the mask keeps to its columns.
@@ -168,25 +190,31 @@ macro_rules! kernels {
 
             /// Adds column `x` of the filter to all output rows. Each input row is read once and added where it belongs.
             #[inline(always)]
-            unsafe fn add_column<const SIZE: usize, const DOWN: usize, const ACROSS: usize>(
+            unsafe fn add_column<const SIZE: usize, const DOWN: usize, const ACROSS: usize, const TOGETHER: usize>(
                 sources: &[*const f32; INPUT_ROWS_MAX],
                 x: usize,
                 masks: [$mask; 2],
                 weights: [$vector; SIZE],
-                sums: &mut [$vector; ROWS],
+                sums: &mut [$vector; TOGETHER],
             ) {
                 add_rows!(sources, x, masks, weights, sums: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16);
             }
 
             /// Adds the input row `AT` to the output rows in whose windows it lies.
             #[inline(always)]
-            unsafe fn add_row<const SIZE: usize, const DOWN: usize, const ACROSS: usize, const AT: usize>(
+            unsafe fn add_row<
+                const SIZE: usize,
+                const DOWN: usize,
+                const ACROSS: usize,
+                const TOGETHER: usize,
+                const AT: usize,
+            >(
                 source: *const f32,
                 masks: [$mask; 2],
                 weights: &[$vector; SIZE],
-                sums: &mut [$vector; ROWS],
+                sums: &mut [$vector; TOGETHER],
             ) {
-                if AT >= (ROWS - 1) * DOWN + SIZE {
+                if AT >= (TOGETHER - 1) * DOWN + SIZE {
                     return;
                 }
                 // SAFETY: `run` enables AVX-512; the masks leave only values inside the image.
@@ -197,7 +225,7 @@ macro_rules! kernels {
                         _ => $permute(low, $even, $load(masks[1], source.wrapping_add($lanes))),
                     };
                     for y in 0..SIZE {
-                        if AT >= y && (AT - y).is_multiple_of(DOWN) && (AT - y) / DOWN < ROWS {
+                        if AT >= y && (AT - y).is_multiple_of(DOWN) && (AT - y) / DOWN < TOGETHER {
                             let sum = &mut sums[(AT - y) / DOWN];
                             *sum = $fmadd(weights[y], value, *sum);
                         }
@@ -233,7 +261,7 @@ macro_rules! kernels {
 
 /// The largest height and width of a filter.
 const FILTER_MAX: usize = 5;
-/// Output rows computed together: divides the usual sizes of images.
+/// The most output rows computed together: divides the usual sizes of images.
 pub(crate) const ROWS: usize = 7;
 /// The most input rows they need: with 5 rows of filter and stride 2.
 #[cfg(target_arch = "x86_64")]
