@@ -30,4 +30,4 @@ pub use event::Event;
 pub use graph::{Graph, GraphExec, NodeId};
 pub use library::{Library, Vendor};
 pub use module::{Function, Module};
-pub use stream::Stream;
+pub use stream::{LaunchShape, Stream};

@@ -24,17 +24,18 @@ pub(crate) fn with_parameters<R>(arguments: &[u64], call: impl FnOnce(*mut *mut 
 
 /// How CUDA takes a launch with attributes.
 #[repr(C)]
-pub(crate) struct CudaLaunchConfig<'a> {
+pub(crate) struct CudaLaunchConfig {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) shared_bytes: u32,
     pub(crate) stream: Handle,
-    pub(crate) attributes: &'a CudaLaunchAttribute,
+    pub(crate) attributes: *const CudaLaunchAttribute,
     pub(crate) count: u32,
 }
 
 /// One attribute of it: a number of which, and a union of 64 bytes.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub(crate) struct CudaLaunchAttribute {
     id: u32,
     _padding: u32,
@@ -45,6 +46,11 @@ impl CudaLaunchAttribute {
     /// The launch may begin when all blocks of the last one have said so, or ended.
     pub(crate) const OVERLAPPING: CudaLaunchAttribute =
         CudaLaunchAttribute { id: 6, _padding: 0, value: [1, 0, 0, 0, 0, 0, 0, 0] };
+
+    /// So many blocks along the third axis of the grid are a cluster: three numbers of 32 bits.
+    pub(crate) const fn cluster(blocks: u32) -> CudaLaunchAttribute {
+        CudaLaunchAttribute { id: 4, _padding: 0, value: [1 | 1 << 32, blocks as u64, 0, 0, 0, 0, 0, 0] }
+    }
 }
 
 #[repr(C)]

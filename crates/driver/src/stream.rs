@@ -19,6 +19,21 @@ const CUDA_LEGACY: Handle = 1;
 /// HIP's handle of the same.
 const HIP_DEFAULT: Handle = 0;
 
+/// How a kernel is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchShape {
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// It may start before the kernel queued last has ended, for which it waits itself.
+    pub is_overlapping: bool,
+    /// All blocks along the third axis of the grid are one cluster.
+    pub is_clustered: bool,
+}
+
 /// A queue of work on a device. A stream of our own is destroyed on drop; a caller's is not.
 pub struct Stream {
     device: Device,
@@ -94,33 +109,34 @@ impl Stream {
         self.device.check(entry.name, code)
     }
 
-    /// Queues a kernel that may start before the kernel queued last has ended, where the device can do that. The kernel
-    /// itself waits for the other one before it touches what that one reads or writes. Elsewhere this is `launch`.
+    /// Queues a kernel with what its shape asks for beyond the grid, where the vendor has that; elsewhere this is `launch`.
     ///
     /// # Safety
-    /// As for `launch`; and the kernel must wait before it touches memory that work before it touches.
-    pub unsafe fn launch_overlapping(
+    /// As for `launch`; and an overlapping kernel must wait before it touches memory that work before it touches.
+    pub unsafe fn launch_shaped(
         &self,
         function: &Function,
-        grid: [u32; 3],
-        block: [u32; 3],
-        shared_bytes: u32,
+        shape: LaunchShape,
         arguments: &[u64],
     ) -> Result<(), DriverError> {
-        let Own::Cuda(own) = self.device.library().own() else {
+        let LaunchShape { grid, block, shared_bytes, is_overlapping, is_clustered } = shape;
+        let own = match self.device.library().own() {
+            Own::Cuda(own) if is_overlapping || is_clustered => own,
             // SAFETY: the caller's word is that of `launch` and more.
-            return unsafe { self.launch(function, grid, block, shared_bytes, arguments) };
+            _ => return unsafe { self.launch(function, grid, block, shared_bytes, arguments) },
         };
         self.device.check_same("launch", "function", function.device())?;
         self.device.enter()?;
         let entry = &own.launch_with;
-        let attribute = CudaLaunchAttribute::OVERLAPPING;
+        let (overlapping, cluster) = (CudaLaunchAttribute::OVERLAPPING, CudaLaunchAttribute::cluster(grid[2]));
+        let attributes = if is_overlapping { [overlapping, cluster] } else { [cluster, overlapping] };
+        let count = u32::from(is_overlapping) + u32::from(is_clustered);
         let stream = self.raw;
-        let config = CudaLaunchConfig { grid, block, shared_bytes, stream, attributes: &attribute, count: 1 };
+        let config = CudaLaunchConfig { grid, block, shared_bytes, stream, attributes: attributes.as_ptr(), count };
         let code = with_parameters(arguments, |parameters| {
             let config = std::ptr::from_ref(&config).cast();
-            // SAFETY: the handles are alive, the driver copies config and parameters before it returns, and the caller
-            // vouches for their meaning.
+            // SAFETY: the handles are alive, the driver copies config, attributes and parameters before it returns, and the
+            // caller vouches for their meaning.
             unsafe { (entry.call)(config, function.handle(), parameters, std::ptr::null_mut()) }
         });
         self.device.check(entry.name, code)

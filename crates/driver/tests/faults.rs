@@ -3,7 +3,7 @@
 
 mod rig;
 
-use precast_driver::{Compiler, DeviceBuffer, DriverError, Graph, Library, Vendor};
+use precast_driver::{Compiler, DeviceBuffer, DriverError, Graph, LaunchShape, Library, Vendor};
 use precast_fake_driver::Fake;
 use rig::{Rig, push_digit, read_cell};
 
@@ -72,9 +72,11 @@ fn scenario(fake: &Fake, vendor: Vendor) -> Result<(), DriverError> {
         // SAFETY: the buffers live until the stream was waited for.
         unsafe { stream.copy_from_device(&pinned, 0..8, &cell, 0) }?;
         stream.synchronize()?;
-        for value in [6, 7] {
+        for (value, is_clustered) in [(6, false), (7, true)] {
+            let (grid, block) = ([1; 3], [1; 3]);
+            let shape = LaunchShape { grid, block, shared_bytes: 0, is_overlapping: true, is_clustered };
             // SAFETY: the buffer lives until the stream was waited for, and kernels of one stream run in order here.
-            unsafe { stream.launch_overlapping(&digit, [1; 3], [1; 3], 0, &[cell.address(), value]) }?;
+            unsafe { stream.launch_shaped(&digit, shape, &[cell.address(), value]) }?;
         }
         assert_eq!(read_cell(&stream, &cell)?, 12567);
     }

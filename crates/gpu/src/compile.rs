@@ -112,11 +112,19 @@ impl KernelStore for MemoryKernels {
 }
 
 /// Texts that are being compiled now. Buckets that are compiled side by side share most of their kernels: who needs one that
-/// another thread is at waits for it instead of compiling it again.
-#[derive(Default)]
+/// another thread is at waits for it instead of compiling it again. There are no more of them than threads can run at once: NVRTC
+/// reads texts one after the other, and whoever reads must not wait for a core too.
 pub struct KernelsInWork {
     keys: Mutex<BTreeSet<Digest>>,
     ended: Condvar,
+    count_max: usize,
+}
+
+impl Default for KernelsInWork {
+    fn default() -> KernelsInWork {
+        let count_max = std::thread::available_parallelism().map_or(1, |threads| threads.get());
+        KernelsInWork { keys: Mutex::default(), ended: Condvar::new(), count_max }
+    }
 }
 
 /// The right to compile one text.
@@ -126,9 +134,9 @@ struct KernelTurn<'work> {
 }
 
 impl KernelsInWork {
-    /// Waits until nobody is at this text.
+    /// Waits until nobody is at this text and a thread can run.
     fn begin(&self, key: Digest) -> KernelTurn<'_> {
-        let is_taken = |keys: &mut BTreeSet<Digest>| keys.contains(&key);
+        let is_taken = |keys: &mut BTreeSet<Digest>| keys.contains(&key) || keys.len() >= self.count_max;
         let mut keys = self.ended.wait_while(self.lock(), is_taken).unwrap_or_else(PoisonError::into_inner);
         keys.insert(key);
         KernelTurn { work: self, key }
@@ -186,7 +194,7 @@ pub fn compile_all(
             results[at].get_or_init(|| result);
         }
     };
-    let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get()).min(texts.len());
+    let threads = in_work.count_max.min(texts.len());
     std::thread::scope(|scope| {
         for _ in 1..threads {
             scope.spawn(work);

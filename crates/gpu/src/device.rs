@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use precast_driver::{DeviceBuffer, DriverError, Function, Module, Stream};
+use precast_driver::{DeviceBuffer, DriverError, Function, LaunchShape, Module, Stream};
 use precast_ir::Graph;
 use precast_program::program::BUILD;
 use precast_program::{
@@ -123,7 +123,8 @@ impl GpuDevice {
         store: &dyn ArtifactStore,
     ) -> Result<LoadedLaunch, LoadError> {
         let malformed = |reason: String| LoadError::Malformed(format!("kernel {}: {reason}", step.kernel));
-        let StepLaunch { code, entry, grid, block, shared_bytes, operands, scalars, is_overlapping, .. } = launch;
+        let StepLaunch { code, entry, grid, block, shared_bytes, operands, scalars, .. } = launch;
+        let (is_overlapping, is_clustered) = (launch.is_overlapping, launch.is_clustered);
         let code = program.constants.get(code as usize);
         let code = code.ok_or_else(|| malformed("its machine code is no constant of the Program".to_string()))?;
         let module = self.module(code, store)?;
@@ -135,7 +136,8 @@ impl GpuDevice {
             words.push(Word::Buffer(slot));
         }
         words.extend(scalars.into_iter().map(Word::Scalar));
-        Ok(LoadedLaunch { _module: module, function, grid, block, shared_bytes, words, is_overlapping })
+        let shape = LaunchShape { grid, block, shared_bytes, is_overlapping, is_clustered };
+        Ok(LoadedLaunch { _module: module, function, shape, words })
     }
 }
 
@@ -305,11 +307,8 @@ pub(crate) struct LoadedLaunch {
     /// On the device as long as the function may be launched.
     _module: Arc<Module>,
     pub(crate) function: Function,
-    pub(crate) grid: [u32; 3],
-    pub(crate) block: [u32; 3],
-    pub(crate) shared_bytes: u32,
+    pub(crate) shape: LaunchShape,
     pub(crate) words: Vec<Word>,
-    pub(crate) is_overlapping: bool,
 }
 
 /// A parameter of a kernel.

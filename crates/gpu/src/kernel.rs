@@ -14,6 +14,8 @@ pub const MATRIX: &str = include_str!("text/matrix.h");
 pub const PRODUCT_SOURCES: &str = include_str!("text/tile_sources.h");
 /// Windows of convolutions as operands of products.
 pub const PRODUCT_WINDOWS: &str = include_str!("text/window_rows.h");
+/// Places of images as operands of products.
+pub const PRODUCT_POINTS: &str = include_str!("text/point_rows.h");
 /// Division by a parameter of a kernel.
 pub const DIVISOR: &str = include_str!("text/divisor.h");
 /// The first elements of a long line in order.
@@ -107,6 +109,17 @@ pub struct Launch {
     /// By operand: of how many bytes the rows of a caller's buffer must be multiples, where the text takes one with fewer rows than
     /// the Program's (`Arg::rows`); 0, or nothing, where it takes only whole ones.
     pub row_bytes: Vec<u64>,
+}
+
+/// What a kernel is declared by whose blocks along the third axis of the grid its launch makes a cluster.
+pub(crate) const CLUSTERED: &str = "KERNEL_CLUSTERED(";
+
+impl Launch {
+    /// Whether its blocks along the third axis of the grid have to be launched as a cluster. Texts that say themselves how many
+    /// blocks a cluster has need nothing of the launch.
+    pub fn is_clustered(&self) -> bool {
+        self.text.contains(CLUSTERED)
+    }
 }
 
 /// What a node becomes.

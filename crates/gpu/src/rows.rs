@@ -4,6 +4,7 @@
 //! bytes between pinned and device memory. Where kernels take buffers with fewer rows, nothing is moved: the table says where
 //! their rows end.
 
+use precast_driver::LaunchShape;
 use precast_program::{BoxCopy, ConstantRef, Program};
 
 /// Names of the kernels.
@@ -129,6 +130,11 @@ pub(crate) fn code_of(program: &Program) -> Option<&ConstantRef> {
 pub(crate) fn grid(bytes_max: u64, buffers: usize) -> [u32; 3] {
     let blocks = bytes_max.div_ceil(UNIT_BYTES_MAX * u64::from(THREADS)).clamp(1, BLOCKS_MAX);
     [blocks as u32, buffers as u32, 1]
+}
+
+/// A launch of one of the kernels, which wait themselves for the launch before.
+pub(crate) fn shape(grid: [u32; 3]) -> LaunchShape {
+    LaunchShape { grid, block: [THREADS, 1, 1], shared_bytes: 0, is_overlapping: true, is_clustered: false }
 }
 
 /// Blocks and words of a launch that copies this many bytes, rounded up to whole units.

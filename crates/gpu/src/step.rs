@@ -43,6 +43,8 @@ pub struct StepLaunch {
     pub row_bytes: Vec<u64>,
     /// It may start before the launch before it has ended, for which it waits itself.
     pub is_overlapping: bool,
+    /// Its blocks along the third axis of the grid are a cluster.
+    pub is_clustered: bool,
 }
 
 /// A buffer of a launch, among the slots of its step.

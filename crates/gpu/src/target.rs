@@ -308,8 +308,9 @@ fn indirect_of(step: &Step, operands: &[StepOperand]) -> Vec<bool> {
 fn finish_launch(launch: Launch, code: u32, operands: Vec<StepOperand>, multiprocessors: u32) -> StepLaunch {
     let blocks = launch.grid.iter().map(|&blocks| u64::from(blocks)).product::<u64>();
     let is_overlapping = launch.text.contains(WAIT) && blocks <= OVERLAPPING_WAVES * u64::from(multiprocessors);
+    let is_clustered = launch.is_clustered();
     let Launch { entry, grid, block, shared_bytes, scalars, row_bytes, .. } = launch;
-    StepLaunch { code, entry, grid, block, shared_bytes, operands, scalars, row_bytes, is_overlapping }
+    StepLaunch { code, entry, grid, block, shared_bytes, operands, scalars, row_bytes, is_overlapping, is_clustered }
 }
 
 impl Target for GpuTarget {

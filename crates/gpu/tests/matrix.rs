@@ -424,14 +424,57 @@ fn buckets_share_their_kernels() {
     }
 }
 
+/// A convolution of whole channels with what follows it in a network: another operand that is added, and a relu.
+fn conv_with_end(x: [usize; 4], out_channels: usize, kernel: usize, adds: bool, has_relu: bool) -> Case {
+    let dtype = DType::F16;
+    let inputs = [
+        random(dtype, &x, 1),
+        random(dtype, &[out_channels, x[1], kernel, kernel], 2),
+        random(dtype, &[out_channels], 3),
+        random(dtype, &[x[0], out_channels, x[2], x[3]], 4),
+    ];
+    let mut body = Graph::new("");
+    let v: Vec<ValueId> = inputs.iter().map(|input| body.add_input("", input.type_())).collect();
+    let mut y = add(&mut body, conv(1, [kernel / 2; 2], 1, 1, 2), &v[..3]);
+    if adds {
+        y = add(&mut body, binary(BinaryFn::Add), &[y, v[3]]);
+    }
+    if has_relu {
+        y = add(&mut body, unary(UnaryFn::Relu), &[y]);
+    }
+    body.add_output("", y);
+    Case::fused("a convolution, residual and relu", body, &inputs).with_slack(2e-3).channels_last()
+}
+
+#[test]
+fn a_relu_of_a_convolution_is_a_parameter() {
+    let ends = [(false, false), (false, true), (true, true)];
+    let cases: Vec<Case> = [([2, 64, 5, 3], 1), ([1, 64, 4, 6], 3)]
+        .into_iter()
+        .flat_map(|(x, kernel)| ends.map(|(adds, has_relu)| conv_with_end(x, 128, kernel, adds, has_relu)))
+        .collect();
+    check(&cases, LARGE);
+    check_tactics(&cases[1..3]);
+    for (first, name) in [(0, "mma.64x64x64"), (3, "mma.32x32x64k4.cluster2")] {
+        let text = texts(&cases[first], name);
+        assert_eq!(texts(&cases[first + 1], name), text, "{name}");
+        assert_ne!(texts(&cases[first + 2], name), text, "{name}");
+    }
+}
+
 #[test]
 fn convolutions_of_other_sizes_share_their_kernels() {
-    for (kernel, stride) in [(1, 1), (3, 1), (3, 2), (1, 2)] {
-        let one = conv_of_whole_channels([1, 128, 8, 6], 128, kernel, stride);
-        let other = conv_of_whole_channels([4, 256, 5, 9], 64, kernel, stride);
-        for name in ["mma.64x64x64", "mma.32x32x64k4.cluster2", "wgmma.128x128x64s6"] {
-            assert_eq!(texts(&one, name), texts(&other, name), "{name}");
+    for kernel in [1, 3] {
+        let one = conv_of_whole_channels([1, 128, 8, 6], 128, kernel, 1);
+        for stride in [1, 2] {
+            let other = conv_of_whole_channels([4, 256, 5, 9], 64, kernel, stride);
+            for name in ["mma.64x64x64", "mma.32x32x64k4.cluster2", "wgmma.128x128x64s6"] {
+                assert_eq!(texts(&one, name), texts(&other, name), "{name}");
+            }
         }
+        let deep = conv_of_whole_channels([1, 256, 8, 6], 64, kernel, 1);
+        let [two, four] = ["mma.32x32x64k4.cluster2", "mma.32x32x64k4.cluster4"].map(|name| texts(&deep, name));
+        assert_eq!(two, four, "the launch says how many blocks a cluster has");
     }
     let small = |channels: usize| conv_of_whole_channels([1, channels, 8, 6], 64, 3, 1);
     assert_ne!(texts(&small(16), "mma.64x64x64"), texts(&small(32), "mma.64x64x64"), "small ones have their own");

@@ -495,7 +495,7 @@ impl Parts {
         let function = &self.states[at].loaded.row_kernels.copy_units;
         // SAFETY: both ranges begin at slots of buffers of the same plan, whose slots are whole units, and live as long as the
         // stream and its captures. The host touches the pinned memory only between runs. The kernel waits before it reads.
-        unsafe { self.stream.launch_overlapping(function, grid, [rows::THREADS, 1, 1], 0, &words) }
+        unsafe { self.stream.launch_shaped(function, rows::shape(grid), &words) }
     }
 
     /// Moves the rows of a side, as the table says.
@@ -508,7 +508,7 @@ impl Parts {
         let function = &state.loaded.row_kernels.move_rows;
         // SAFETY: the table lives as long as the state; `bind` has written moves whose ranges lie inside the staging memory
         // and the caller's buffers, which the caller keeps until the run has ended. The kernel waits before it reads.
-        unsafe { self.stream.launch_overlapping(function, grid, [rows::THREADS, 1, 1], 0, &[moves]) }
+        unsafe { self.stream.launch_shaped(function, rows::shape(grid), &[moves]) }
     }
 
     fn launch(&self, at: usize, launch: &LoadedLaunch) -> Result<(), DriverError> {
@@ -521,13 +521,7 @@ impl Parts {
         // was verified, and what they refer to lives as long as the state, which a capture is part of. The table holds
         // addresses of buffers of their Ports' sizes, or of fewer rows where all kernels of a Port take them. An overlapping
         // kernel waits before it touches anything but constants.
-        unsafe {
-            let LoadedLaunch { function, grid, block, shared_bytes, is_overlapping, .. } = launch;
-            match is_overlapping {
-                true => self.stream.launch_overlapping(function, *grid, *block, *shared_bytes, &words),
-                false => self.stream.launch(function, *grid, *block, *shared_bytes, &words),
-            }
-        }
+        unsafe { self.stream.launch_shaped(&launch.function, launch.shape, &words) }
     }
 
     /// The address of a buffer, or for the caller's buffers that of their entry in the table.

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use precast_ir::op::{Unary, UnaryFn};
 use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::DType;
 
@@ -101,6 +102,48 @@ pub struct Epilogue {
     pub suffix: String,
     /// Whether an operand is read by the number of a row, and so by sizes of the result.
     pub reads_rows: bool,
+    /// Names and values of conditions that are parameters of the kernel, members of the struct after the pointers.
+    pub switches: Vec<(&'static str, bool)>,
+    /// What it is, where parameters of the kernel can say it.
+    common: Option<Common>,
+}
+
+/// The end of most convolutions: a bias, and a relu or nothing.
+struct Common {
+    bias: (Operand, DType),
+    has_relu: bool,
+}
+
+impl Common {
+    /// What follows the root, if it is that.
+    fn of(root: &Root, bias: Option<usize>) -> Option<Common> {
+        let (site, bias) = (root.site, bias?);
+        if site.constant(bias).is_some_and(|tensor| tensor.len() == 1) {
+            return None;
+        }
+        let is_relu = |node: &Node| {
+            matches!(node.op, Op::Unary(Unary { func: UnaryFn::Relu, .. })) && node.inputs == root.node.outputs
+        };
+        let has_relu = match root.body.map_or(&[][..], |body| &body.nodes()[1..]) {
+            [] => false,
+            [relu] if is_relu(relu) => true,
+            _ => return None,
+        };
+        Some(Common { bias: (Operand::Read(bias as u32), site.dtype(bias)), has_relu })
+    }
+
+    /// The struct whose last member says whether there is a relu.
+    fn text(&self) -> Option<String> {
+        let (bias, element) = (memory_type(self.bias.1)?, load(self.bias.1, "q.bias.at[i]"));
+        Some(format!(
+            "struct Epilogue {{\n    const {bias} *bias;\n    bool has_relu;\n    template <int W> struct Operands {{\n        \
+             Vec<{bias}, W> bias;\n    }};\n    template <int W> DEVICE_MEMBER Operands<W> load(i64, int column, i64) const \
+             {{\n        return {{load_vec<W>(bias + column)}};\n    }}\n    template <int W> DEVICE_MEMBER void apply(Acc \
+             (&x)[W], const Operands<W> &q) const {{\n        const f32 low = has_relu ? 0.0f : -INFINITE;\n        UNROLL for \
+             (int i = 0; i < W; i++) {{\n            f32 v = x[i] + {element};\n            x[i] = v < low ? low : v;\n        \
+             }}\n    }}\n}};\n"
+        ))
+    }
 }
 
 /// A value of the body in registers: its type there, and its name or literal.
@@ -216,7 +259,19 @@ impl Epilogue {
              return q;\n    }}\n    template <int W> DEVICE_MEMBER void apply(Acc (&x)[W], const Operands<W> &q) const \
              {{\n{body}    }}\n}};\n"
         );
-        Some(Epilogue { text, operands, suffix, reads_rows })
+        let common = Common::of(root, bias);
+        Some(Epilogue { text, operands, suffix, reads_rows, switches: Vec::new(), common })
+    }
+
+    /// Makes what follows a parameter of the kernel, where one can say it, so that kernels with the other end are the same.
+    pub fn switch(&mut self) {
+        let Some((common, text)) = self.common.take().and_then(|common| common.text().map(|text| (common, text)))
+        else {
+            return;
+        };
+        self.text = text;
+        self.operands = vec![common.bias];
+        self.switches = vec![("has_relu", common.has_relu)];
     }
 
     /// What becomes of several sums of one place: `sums` are values of the body, `nodes` what computes the result from them.
@@ -257,7 +312,7 @@ impl Epilogue {
              return q;\n    }}\n    DEVICE_MEMBER f32 join(const f32 *sums, const Operands<1> &q) const {{\n        \
              const int i = 0;\n{locals}{steps}        return {result};\n    }}\n}};\n"
         );
-        Some(Epilogue { text, operands, suffix, reads_rows })
+        Some(Epilogue { text, operands, suffix, reads_rows, switches: Vec::new(), common: None })
     }
 
     /// Its operands as parameters of a kernel from position `first` on, and as members of the struct.
@@ -267,6 +322,7 @@ impl Epilogue {
             let _ = write!(parameters, "Arg<const {}, {}> e{at}, ", memory_type(*dtype).unwrap_or("u8"), first + at);
             values.push(format!("e{at}.get()"));
         }
+        values.extend(self.switches.iter().map(|(name, _)| format!("{name} != 0")));
         [parameters, values.join(", ")]
     }
 

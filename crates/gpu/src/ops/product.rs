@@ -6,15 +6,15 @@ use precast_tensor::{DType, Tensor};
 
 use crate::element::memory_type;
 use crate::kernel::{
-    Arch, Launch, Lowered, MATRIX, Operand, PRODUCT_FINISH, PRODUCT_FMA, PRODUCT_GROUP, PRODUCT_MMA, PRODUCT_SOURCES,
-    PRODUCT_WINDOWS, TILE_COPIES, TILE_PRODUCT,
+    Arch, CLUSTERED, Launch, Lowered, MATRIX, Operand, PRODUCT_FINISH, PRODUCT_FMA, PRODUCT_GROUP, PRODUCT_MMA,
+    PRODUCT_POINTS, PRODUCT_SOURCES, PRODUCT_WINDOWS, TILE_COPIES, TILE_PRODUCT,
 };
 use crate::ops::conv::Windows;
 use crate::ops::epilogue::{Coordinates, Epilogue};
 use crate::ops::gemv;
 use crate::ops::offsets::common_width;
-use crate::ops::run_time_sizes::{SizeText, is_at_run_time, window_text};
-use crate::ops::tiles::{ProductSize, SplitBy, Tactic, Tile, candidates, preferred};
+use crate::ops::run_time_sizes::{SizeText, is_at_run_time, is_of_points, window_text};
+use crate::ops::tiles::{ProductSize, SplitBy, Tactic, Tile, candidates, preferred, preferred_at_any_batch};
 
 /// The function of every text that says where a result lies.
 pub(crate) const PLACE: &str = "DEVICE i64 place(const Sizes &sizes, i64 row, int column)";
@@ -49,12 +49,11 @@ impl Side {
         Side { operand, is_by_rows, vec, pitch, start }
     }
 
-    /// The template, of a number of rows, that gives addresses.
-    fn source(&self, windows: Option<&Windows>, is_at_run_time: bool) -> String {
-        match (windows, self.is_by_rows) {
-            (Some(_), _) => "WindowRows<T, ROWS>".to_string(),
-            (None, true) => format!("MatrixRows<T, ROWS, {}>", if is_at_run_time { 0 } else { self.pitch }),
-            (None, false) => "MatrixColumns<T, ROWS>".to_string(),
+    /// The template, of a number of rows, that gives addresses in a matrix.
+    fn source(&self, is_at_run_time: bool) -> String {
+        match self.is_by_rows {
+            true => format!("MatrixRows<T, ROWS, {}>", if is_at_run_time { 0 } else { self.pitch }),
+            false => "MatrixColumns<T, ROWS>".to_string(),
         }
     }
 }
@@ -124,12 +123,18 @@ impl Product {
     pub fn lower(self, arch: &Arch) -> Option<Lowered> {
         let tactics = self.candidates(arch);
         let best = tactics.first()?;
-        let tactic = if is_at_run_time(&self, best) { preferred(&tactics)? } else { best };
+        let tactic = match is_at_run_time(&self, best) {
+            true => preferred(&tactics)?,
+            false => {
+                let is_first = self.windows.as_ref().is_some_and(|windows| windows.is_channels_first);
+                preferred_at_any_batch(&tactics, self.mnk[0], is_first)?
+            }
+        };
         self.lower_with(arch, tactic)
     }
 
     /// The launches of a tactic.
-    pub fn lower_with(self, arch: &Arch, tactic: &Tactic) -> Option<Lowered> {
+    pub fn lower_with(mut self, arch: &Arch, tactic: &Tactic) -> Option<Lowered> {
         let acc = self.acc_name()?;
         let is_plain_float = acc == "f32";
         if !is_plain_float && (!self.epilogue.is_empty() || self.dtype != self.out_dtype) {
@@ -148,10 +153,14 @@ impl Product {
         }
         let is_in_memory = tactic.split_by == SplitBy::Memory;
         let sizes = SizeText::of(&self, tactic);
+        if sizes.is_at_run_time() && !is_in_memory {
+            self.epilogue.switch();
+        }
         let head = self.head(tactic, acc, &sizes)?;
         let last = if is_in_memory { Operand::Scratch(0) } else { Operand::Write(0) };
         let text = format!("{head}{}{}", self.entry(tactic, acc, &sizes)?, sizes.end);
         let parts = is_in_memory.then_some(self.count as i64);
+        let switches = self.epilogue.switches.iter().map(|(_, is_on)| i64::from(*is_on));
         let main = Launch {
             entry: "product".to_string(),
             text,
@@ -159,7 +168,7 @@ impl Product {
             block: [tactic.tile.threads(arch.warp), 1, 1],
             shared_bytes: tactic.tile.shared_bytes(acc_bytes) as u32,
             operands: self.operands(&[self.a.operand, self.b.operand], last, !is_in_memory),
-            scalars: [m as i64].into_iter().chain(parts).chain(sizes.scalars).collect(),
+            scalars: [m as i64].into_iter().chain(parts).chain(sizes.scalars).chain(switches).collect(),
             row_bytes: self.row_bytes(self.a_row_bytes(), 2, !is_in_memory),
         };
         let mut launches = vec![main];
@@ -240,12 +249,19 @@ impl Product {
         let _ = writeln!(text, "constexpr int BM = {bm}, BN = {bn}, BK = {bk};");
         let _ = writeln!(text, "constexpr bool K_IS_WHOLE = {is_whole};");
         text.push_str(PRODUCT_SOURCES);
-        let windows = self.windows.as_ref();
-        if let Some(windows) = windows {
-            text.push_str(&window_text(windows, is_at_run_time));
-            text.push_str(PRODUCT_WINDOWS);
-        }
-        let [source_a, source_b] = [self.a.source(windows, is_at_run_time), self.b.source(None, is_at_run_time)];
+        let source_a = match &self.windows {
+            _ if is_at_run_time && is_of_points(self) => {
+                text.push_str(PRODUCT_POINTS);
+                "PointRows<T, ROWS>".to_string()
+            }
+            Some(windows) => {
+                text.push_str(&window_text(windows, is_at_run_time));
+                text.push_str(PRODUCT_WINDOWS);
+                "WindowRows<T, ROWS>".to_string()
+            }
+            None => self.a.source(is_at_run_time),
+        };
+        let source_b = self.b.source(is_at_run_time);
         let _ = writeln!(text, "template <int ROWS> using SourceA = {source_a};");
         let _ = writeln!(text, "template <int ROWS> using SourceB = {source_b};");
         // There is one product where its sizes are not in the text.
@@ -318,11 +334,10 @@ impl Product {
             SplitBy::Memory => 2,
         };
         let width = self.width(tactic);
-        let _ = writeln!(
-            text,
-            "{}constexpr int SPLITS = {}, SPLIT_BY = {split_by}, WIDTH = {width};",
-            sizes.text, tactic.splits
-        );
+        let is_by_launch = sizes.is_at_run_time() && tactic.split_by == SplitBy::Cluster;
+        let splits = if is_by_launch { 0 } else { tactic.splits };
+        let _ =
+            writeln!(text, "{}constexpr int SPLITS = {splits}, SPLIT_BY = {split_by}, WIDTH = {width};", sizes.text);
         let _ = writeln!(text, "constexpr bool B_IS_CONSTANT = {};", self.is_b_constant);
         let along_rows = !self.coordinates.is_by_columns();
         let _ = writeln!(text, "constexpr bool Z_IS_GROUP = {}, ALONG_ROWS = {along_rows};", self.is_grouped);
@@ -336,6 +351,7 @@ impl Product {
 
     fn entry(&self, tactic: &Tactic, acc: &str, sizes: &SizeText) -> Option<String> {
         let kernel = match tactic.split_by {
+            SplitBy::Cluster if sizes.is_at_run_time() => format!("{CLUSTERED}product, THREADS, "),
             SplitBy::Cluster => format!("KERNEL_CLUSTER(product, THREADS, {}, ", tactic.splits),
             SplitBy::None | SplitBy::Memory => "KERNEL(product, THREADS, ".to_string(),
         };
@@ -354,8 +370,9 @@ impl Product {
         }
         let [parameters, values] = self.epilogue.parameters(2);
         let last = 2 + self.epilogue.operands.len();
+        let switches = self.epilogue.switches.iter().map(|(name, _)| format!(", i64 {name}")).collect::<String>();
         Some(format!(
-            "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, {parameters}Arg<Y, {last}> y, i64 rows{more}) {{\n    \
+            "{kernel}Arg<const T, 0> a, Arg<const T, 1> b, {parameters}Arg<Y, {last}> y, i64 rows{more}{switches}) {{\n    \
              {body}({a}, b.get(), Finish{{y.rows(), {{{values}}}, {value}}}, rows);\n}}\n"
         ))
     }

@@ -43,11 +43,11 @@ impl SizeText {
         }
         let [_, n, k] = product.mnk;
         let mut members = vec![Member::number("N", n), Member::number("K", k)];
-        let mut text = String::new();
-        if let Some(windows) = &product.windows {
-            members.extend(window_members(&windows.sizes));
-            text.push_str(DIVISOR);
-        }
+        let mut text = DIVISOR.to_string();
+        members.extend(match &product.windows {
+            Some(windows) if !is_of_points(product) => window_members(&windows.sizes),
+            points => point_members(points.as_ref().map(|windows| &windows.sizes)),
+        });
         let fields = members.iter().map(|member| format!("    {} {};\n", member.ty, member.name()));
         let _ = writeln!(text, "struct Sizes {{\n{}}};", fields.collect::<String>());
         let mut end = "#undef B_PITCH\n".to_string();
@@ -90,6 +90,12 @@ pub(crate) fn is_at_run_time(product: &Product, tactic: &Tactic) -> bool {
     is_tiled && is_conv && has_grain && m <= ROWS_MAX && is_a_plain && is_b_plain && is_end_plain
 }
 
+/// Whether the rows of a product are places of images: windows of one place inside the image.
+pub(crate) fn is_of_points(product: &Product) -> bool {
+    let is_point = |windows: &Windows| windows.sizes.taps() == 1 && windows.sizes.pad == [0; 3];
+    product.windows.as_ref().is_none_or(is_point)
+}
+
 const DIVISOR_TYPE: &str = "Divisor";
 
 /// A member of `Sizes`.
@@ -126,7 +132,7 @@ impl Member {
     }
 }
 
-/// What differs between convolutions of the same kernel, stride, padding and dilation.
+/// What differs between convolutions of the same kernel and dilation.
 fn window_members(sizes: &ConvSizes) -> Vec<Member> {
     let ([_, in_h, in_w], [_, out_h, out_w]) = (sizes.input, sizes.output);
     let [x_n, _, _, x_h, x_w] = sizes.x_strides;
@@ -140,9 +146,28 @@ fn window_members(sizes: &ConvSizes) -> Vec<Member> {
         Member::number("X_H", x_h),
         Member::number("X_W", x_w),
         Member::number("GROUP_CHANNELS", channels),
+        Member::number("STRIDE_H", sizes.stride[1]),
+        Member::number("STRIDE_W", sizes.stride[2]),
+        Member::number("PAD_H", sizes.pad[1]),
+        Member::number("PAD_W", sizes.pad[2]),
         Member::divisor("BY_IMAGE", out_h * out_w),
         Member::divisor("BY_LINE", out_w),
         Member::divisor("BY_CHANNELS", channels),
+    ]
+}
+
+/// What differs between convolutions of one place a window: how the places lie, of those that are not all of them.
+fn point_members(strided: Option<&ConvSizes>) -> Vec<Member> {
+    let number = |number: &dyn Fn(&ConvSizes) -> usize, other: usize| strided.map_or(other, number);
+    vec![
+        Member::number("IS_STRIDED", usize::from(strided.is_some())),
+        Member::wide("IMAGE_PITCH", number(&|sizes| sizes.x_strides[0], 0)),
+        Member::number("LINE_PITCH", number(&|sizes| sizes.stride[1] * sizes.x_strides[3], 0)),
+        Member::number("POINT_PITCH", number(&|sizes| sizes.stride[2] * sizes.x_strides[4], 0)),
+        Member::number("OUT_W", number(&|sizes| sizes.output[2], 1)),
+        Member::number("PLACES", number(&|sizes| sizes.output[1] * sizes.output[2], 1)),
+        Member::divisor("BY_IMAGE", number(&|sizes| sizes.output[1] * sizes.output[2], 1)),
+        Member::divisor("BY_LINE", number(&|sizes| sizes.output[2], 1)),
     ]
 }
 
@@ -157,11 +182,13 @@ fn packed_divisor(by: usize) -> i64 {
 /// The lines that windows read: sizes that are constants either way, and divisions.
 pub(crate) fn window_text(windows: &Windows, is_at_run_time: bool) -> String {
     let sizes = &windows.sizes;
-    let mut text = sizes.kernel_constants() + &sizes.stride_constants();
+    let mut text = sizes.kernel_constants();
     if is_at_run_time {
         let [_, c, d, _, _] = sizes.x_strides;
         let _ = writeln!(text, "constexpr int IN_D = 1, OUT_D = 1, X_C = {c}, X_D = {d};");
+        let _ = writeln!(text, "constexpr int STRIDE_D = {}, PAD_D = {};", sizes.stride[0], sizes.pad[0]);
     } else {
+        text.push_str(&sizes.stride_constants());
         text.push_str(&sizes.size_constants());
     }
     let _ = writeln!(text, "constexpr bool CHANNELS_FIRST = {};", windows.is_channels_first);

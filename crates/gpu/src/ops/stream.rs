@@ -90,7 +90,7 @@ impl<'a> Stream<'a> {
         let matrices = self.products.iter().map(|product| self.matrix(site, product, &mut packed));
         let matrices: Vec<Operand> = matrices.collect::<Option<_>>()?;
         let vec = common_width(16 / dtype.size_bytes(), &[k]);
-        let (rows, columns) = (m.next_power_of_two(), columns_of(site.arch, n, m, matrices.len()));
+        let (rows, columns) = (self.rows_of_text(), columns_of(site.arch, n, m, matrices.len()));
         let ahead = (LINES_AHEAD / (columns * matrices.len())).clamp(1, k.div_ceil(site.arch.warp as usize * vec));
         let (input, output) = (memory_type(dtype)?, memory_type(site.out_dtype(0))?);
         let mut text = format!("typedef {input} T;\ntypedef {output} Y;\ntypedef f32 Acc;\n");
@@ -143,6 +143,15 @@ impl<'a> Stream<'a> {
         let norm = if self.norm.is_some() { "norm+" } else { "" };
         let name = format!("stream.{norm}{rows}x{columns}x{}{}", matrices.len(), epilogue.suffix);
         Some(Lowered { name, launches: vec![launch], scratch_bytes: Vec::new(), packed })
+    }
+
+    /// Rows that the text has room for. Rows that are not normed cost nothing where they are not there, so several share a text.
+    fn rows_of_text(&self) -> usize {
+        match (self.mnk[0], self.norm) {
+            (1, _) => 1,
+            (_, None) => GEMV_ROWS_MAX,
+            (rows, Some(_)) => rows.next_power_of_two(),
+        }
     }
 
     /// The matrix of a product with neighbours along K.

@@ -102,6 +102,8 @@ template <class T> DEVICE const T *in_cluster(const T *place, u32 rank) {
 
 #define KERNEL_CLUSTER(name, threads, size, ...)                                                                      \
     extern "C" __global__ void __cluster_dims__(1, 1, size) __launch_bounds__(threads) name(__VA_ARGS__)
+// A kernel whose launch makes all blocks along the third axis of the grid a cluster.
+#define KERNEL_CLUSTERED(name, threads, ...) KERNEL(name, threads, __VA_ARGS__)
 
 #elif defined(PRECAST_HOST)
 
@@ -195,6 +197,7 @@ template <class T> static const T *in_cluster(const T *place, u32 rank) {
     return (const T *)(host::cluster_shared[rank] + ((const u8 *)place - host::dynamic_shared));
 }
 #define KERNEL_CLUSTER(name, threads, size, ...) HOST_KERNEL(name, false, size, __VA_ARGS__)
+#define KERNEL_CLUSTERED(name, threads, ...) HOST_KERNEL(name, false, gz, __VA_ARGS__)
 
 #endif
 

@@ -1,22 +1,49 @@
 // A block's part of a product: which tiles it multiplies, and what becomes of the sums. SPLITS blocks divide the inner axis.
-// SPLIT_BY: 0 one block has all of it, 1 the blocks of a cluster add up, 2 sums go to memory for a second launch.
+// SPLIT_BY: 0 one block has all of it, 1 the blocks of a cluster add up, 2 sums go to memory for a second launch. SPLITS is 0
+// where the launch says how many blocks a cluster has: from 2 to CLUSTER_MAX.
+constexpr int CLUSTER_MAX = 8;
+
+// Adds up the sums of WARPS_K warps in at most BLOCKS blocks, in order. As many are asked for before the first is used as registers
+// have room for.
+template <int BLOCKS> DEVICE void add_sums(f32 (&x)[WIDTH], const f32 *own, int blocks) {
+    constexpr int STEP = WIDTH < 4 ? WIDTH : 4, SUMS_AHEAD = 8;
+    constexpr int AHEAD = BLOCKS * WARPS_K <= SUMS_AHEAD ? BLOCKS : WARPS_K < SUMS_AHEAD ? SUMS_AHEAD / WARPS_K : 1;
+    UNROLL for (int first = 0; first < BLOCKS; first += AHEAD) {
+        if (first >= blocks) break;
+        Vec<f32, STEP> parts[AHEAD][WARPS_K][WIDTH / STEP];
+        UNROLL for (int block = 0; block < AHEAD; block++) {
+            if (first + block >= blocks) break;
+            const f32 *sums = own;
+            if (SPLIT_BY == 1) sums = in_cluster(own, first + block);
+            UNROLL for (int k = 0; k < WARPS_K; k++)
+                UNROLL for (int i = 0; i < WIDTH / STEP; i++)
+                    parts[block][k][i] = load_vec<STEP>(sums + k * BM * SUM_PITCH + i * STEP);
+        }
+        UNROLL for (int block = 0; block < AHEAD; block++) {
+            if (first + block >= blocks) break;
+            UNROLL for (int k = 0; k < WARPS_K; k++)
+                UNROLL for (int i = 0; i < WIDTH; i++) x[i] += parts[block][k][i / STEP].at[i % STEP];
+        }
+    }
+}
 
 // Adds up the sums of WARPS_K warps and of the blocks of a cluster, in order, and finishes them. What follows a product reads
 // from far memory, so a thread asks for the operands of several of its results before it needs the first.
 template <class E> DEVICE void finish_tile(const u8 *shared, const E &end, i64 row_first, i64 rows, int column_first, i64 z) {
     const Sizes &sizes = end.sizes;
-    constexpr int BLOCKS = SPLIT_BY == 1 ? SPLITS : 1;
-    constexpr int SHARE = BM / BLOCKS, ITEMS = SHARE * (BN / WIDTH);
-    constexpr int TURNS = (ITEMS + THREADS - 1) / THREADS, TOGETHER = TURNS < 8 ? TURNS : 8;
+    constexpr int BLOCKS_MIN = SPLIT_BY != 1 ? 1 : SPLITS ? SPLITS : 2, ITEMS_MAX = BM / BLOCKS_MIN * (BN / WIDTH);
+    constexpr int TURNS = (ITEMS_MAX + THREADS - 1) / THREADS, TOGETHER = TURNS < 8 ? TURNS : 8;
+    const int blocks = SPLIT_BY == 1 && !SPLITS ? (int)gridDim.z : BLOCKS_MIN;
+    const int share = BM / blocks, items = share * (BN / WIDTH);
     int rank = SPLIT_BY == 1 ? (int)blockIdx.z : 0;
     if (SPLIT_BY == 1) sync_cluster();
     else sync_block();
-    auto row_of = [&](int item) { return rank * SHARE + (ALONG_ROWS ? item % SHARE : item / (BN / WIDTH)); };
-    auto column_of = [&](int item) { return ALONG_ROWS ? item / SHARE * WIDTH : item % (BN / WIDTH) * WIDTH; };
+    auto row_of = [&](int item) { return rank * share + (ALONG_ROWS ? item % share : item / (BN / WIDTH)); };
+    auto column_of = [&](int item) { return ALONG_ROWS ? item / share * WIDTH : item % (BN / WIDTH) * WIDTH; };
     auto is_in = [&](int item) {
-        return item < ITEMS && row_first + row_of(item) < rows && column_first + column_of(item) < N;
+        return item < items && row_first + row_of(item) < rows && column_first + column_of(item) < N;
     };
-    for (int first = threadIdx.x; first < ITEMS; first += THREADS * TOGETHER) {
+    for (int first = threadIdx.x; first < items; first += THREADS * TOGETHER) {
         typename E::template Operands<WIDTH> operands[TOGETHER];
         UNROLL for (int turn = 0; turn < TOGETHER; turn++) {
             int item = first + turn * THREADS;
@@ -28,17 +55,8 @@ template <class E> DEVICE void finish_tile(const u8 *shared, const E &end, i64 r
             if (!is_in(item)) continue;
             f32 x[WIDTH];
             UNROLL for (int i = 0; i < WIDTH; i++) x[i] = 0;
-            UNROLL for (int block = 0; block < BLOCKS; block++) {
-                const f32 *sums = (const f32 *)shared + row * SUM_PITCH + column;
-                if (SPLIT_BY == 1) sums = in_cluster(sums, block);
-                UNROLL for (int k = 0; k < WARPS_K; k++) {
-                    constexpr int STEP = WIDTH < 4 ? WIDTH : 4;
-                    UNROLL for (int i = 0; i < WIDTH; i += STEP) {
-                        Vec<f32, STEP> part = load_vec<STEP>(sums + k * BM * SUM_PITCH + i);
-                        UNROLL for (int j = 0; j < STEP; j++) x[i + j] += part.at[j];
-                    }
-                }
-            }
+            const f32 *own = (const f32 *)shared + row * SUM_PITCH + column;
+            add_sums<SPLIT_BY == 1 && !SPLITS ? CLUSTER_MAX : BLOCKS_MIN>(x, own, blocks);
             end.finish(x, operands[turn]);
         }
     }
@@ -56,7 +74,8 @@ template <class A, class E> DEVICE void product_of_tiles(A a, const T *b, const 
     b += start_b(z);
     // Splits are whole steps; the first ones have one more.
     int steps = (K + BK - 1) / BK;
-    int k_first = (int)((i64)steps * split / SPLITS) * BK, k_end = (int)((i64)steps * (split + 1) / SPLITS) * BK;
+    u32 splits = SPLITS ? SPLITS : gridDim.z;
+    int k_first = (int)((u32)(steps * split) / splits) * BK, k_end = (int)((u32)(steps * (split + 1)) / splits) * BK;
     Either<A_BY_ROWS, TileByRows<BM, A_VEC, SourceA>, TileByColumns<BM, A_VEC>> tile_a;
     Either<B_BY_ROWS, TileByRows<BN, B_VEC, SourceB>, TileByColumns<BN, B_VEC>> tile_b;
     tile_a.set(sizes, a, row, rows, rows);

@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use precast_driver::{Compiler, Device, DeviceBuffer, DriverError, Function, Library, Module, Stream, Vendor};
+use precast_driver::{
+    Compiler, Device, DeviceBuffer, DriverError, Function, LaunchShape, Library, Module, Stream, Vendor,
+};
 use precast_gpu::compile::{KernelsInWork, compile_all, whole_text};
 use precast_gpu::kernel::{Arch, HOST};
 use precast_gpu::{KernelCompiler, MemoryKernels, arch_of};
@@ -132,10 +134,12 @@ impl Rig {
             };
             let scalars = launch.scalars.iter().map(|&scalar| scalar as u64);
             let arguments: Vec<u64> = operands.iter().map(address).chain(scalars).collect();
+            let (grid, block, shared_bytes) = (launch.grid, launch.block, launch.shared_bytes);
+            let is_clustered = launch.is_clustered();
+            let shape = LaunchShape { grid, block, shared_bytes, is_overlapping: false, is_clustered };
             // SAFETY: the arguments are what the kernel's text declares, and all buffers live until the stream is waited
             // for below; what a wrong kernel does to other memory is what the tests are for.
-            unsafe { stream.launch(function, launch.grid, launch.block, launch.shared_bytes, &arguments) }
-                .map_err(failed)?;
+            unsafe { stream.launch_shaped(function, shape, &arguments) }.map_err(failed)?;
         }
         stream.synchronize().map_err(failed)?;
         let read = |buffer: &DeviceBuffer| {

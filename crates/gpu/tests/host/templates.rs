@@ -17,9 +17,10 @@ const ARCHS: [(Vendor, &str, u32); 3] =
     [(Vendor::Cuda, "sm_90", 32), (Vendor::Hip, "gfx90a", 64), (Vendor::Hip, "gfx1030", 32)];
 
 /// Texts that several templates share.
-const PARTS: [&str; 9] = [
+const PARTS: [&str; 10] = [
     kernel::MATRIX,
     kernel::PRODUCT_WINDOWS,
+    kernel::PRODUCT_POINTS,
     kernel::PRODUCT_MMA,
     kernel::PRODUCT_FMA,
     kernel::CONV_DEPTHWISE,
