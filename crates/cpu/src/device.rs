@@ -119,6 +119,18 @@ impl Device for CpuDevice {
     fn take_core_back(&self) {
         self.pool.take_core_back();
     }
+
+    fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    fn begin_run_beside(&self) {
+        self.pool.begin_run_beside();
+    }
+
+    fn end_run_beside(&self) {
+        self.pool.end_run_beside();
+    }
 }
 
 /// Checks that the slots of a step have the sizes that its text says, on which the kernels rely.

@@ -178,6 +178,21 @@ fn defect_30_every_setting_gives_the_tokens_of_a_request_that_is_alone() {
 }
 
 #[test]
+fn rows_that_threads_divide_have_the_tokens_of_a_request_that_is_alone() {
+    let model = model("llama-int4-acc1");
+    let expected: Vec<Vec<u32>> =
+        (0..40).map(|number| alone(&model, &varied(&model, number), &prompt(number))).collect();
+    for rows_max in [27, 64] {
+        let engine = engine(&model, EngineOptions { rows_max, ..options(&model) });
+        let send = |number| engine.submit(Request::new(prompt(number), varied(&model, number))).unwrap();
+        let handles: Vec<RequestHandle> = (0..40).map(send).collect();
+        for (number, handle) in handles.iter().enumerate() {
+            assert_eq!(kept(&model, answer(handle)), expected[number], "request {number} of {rows_max} rows");
+        }
+    }
+}
+
+#[test]
 fn answers_of_one_prompt_share_its_pages_and_differ() {
     let model = model("llama-fp32");
     let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(8).temperature(1.5).seed(3);

@@ -112,7 +112,7 @@ impl Cut {
     fn of(exec: Exec, weights: &BlockWeights, m: usize) -> Cut {
         // A thread reads some 20 bytes of weights a nanosecond, or multiplies some 100 pairs.
         let ns = weights.packed_len() * size_of::<u32>() / 20 + m * weights.n * weights.k / 100;
-        let threads = if ns < SPLIT_NS { 1 } else { exec.threads() };
+        let threads = if ns < SPLIT_NS { 1 } else { exec.pool().threads_now() };
         if m >= threads * DIVIDED_ROWS_MIN {
             return Cut::Rows { tasks: m.div_ceil(ROWS_PER_TASK_MAX).next_multiple_of(threads) };
         }

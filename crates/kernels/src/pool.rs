@@ -37,6 +37,8 @@ pub struct ThreadPool {
     /// Cores of the machine that this process may use, and those of them that runs leave to others.
     cores: usize,
     left_cores: AtomicUsize,
+    /// Runs of Programs that go on side by side, where their callers said so.
+    runs_beside: AtomicUsize,
 }
 
 impl ThreadPool {
@@ -60,7 +62,7 @@ impl ThreadPool {
             })
             .collect();
         let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
-        ThreadPool { shared, workers, cores, left_cores: AtomicUsize::new(0) }
+        ThreadPool { shared, workers, cores, left_cores: AtomicUsize::new(0), runs_beside: AtomicUsize::new(0) }
     }
 
     /// How many threads take part in a `run`, the caller included.
@@ -79,13 +81,29 @@ impl ThreadPool {
         self.left_cores.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// One more run of a Program goes on beside others until `end_run_beside`: each has its share of the threads. Rows that
+    /// stay on one thread from step to step wait for nobody between steps.
+    pub fn begin_run_beside(&self) {
+        self.runs_beside.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Undoes one `begin_run_beside`.
+    pub fn end_run_beside(&self) {
+        self.runs_beside.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// How many threads a `run` would use now.
+    pub fn threads_now(&self) -> usize {
+        let left_cores = self.left_cores.load(Ordering::Relaxed);
+        let cores = if left_cores == 0 { usize::MAX } else { self.cores - left_cores.min(self.cores) };
+        let share = self.threads() / self.runs_beside.load(Ordering::Relaxed).max(1);
+        share.min(cores).max(1)
+    }
+
     /// Calls `body` once for each task index below `tasks` and returns when all are done. A panic of a task is raised
     /// again here, after the other threads have finished.
     pub fn run(&self, tasks: usize, body: &(dyn Fn(usize) + Sync)) {
-        let left_cores = self.left_cores.load(Ordering::Relaxed);
-        let threads =
-            self.threads().min(if left_cores == 0 { usize::MAX } else { self.cores - left_cores.min(self.cores) });
-        let parts = threads.min(tasks);
+        let parts = self.threads_now().min(tasks);
         if parts <= 1 || self.shared.is_busy.swap(true, Ordering::Acquire) {
             (0..tasks).for_each(body);
             return;
@@ -448,6 +466,21 @@ mod tests {
         });
         (0..pool.cores).for_each(|_| pool.take_core_back());
         assert_eq!((done.into_inner(), counts(&pool, 9)), (100, vec![1; 9]));
+    }
+
+    #[test]
+    fn runs_beside_one_another_share_the_threads() {
+        let pool = ThreadPool::new(4);
+        let threads: Vec<usize> = (0..6)
+            .map(|_| {
+                pool.begin_run_beside();
+                pool.threads_now()
+            })
+            .collect();
+        assert_eq!(threads, [4, 2, 1, 1, 1, 1]);
+        assert_eq!(counts(&pool, 9), vec![1; 9]);
+        (0..6).for_each(|_| pool.end_run_beside());
+        assert_eq!((pool.threads_now(), counts(&pool, 9)), (4, vec![1; 9]));
     }
 
     #[test]

@@ -28,6 +28,15 @@ pub trait Device: Send + Sync {
     fn leave_core(&self) {}
     /// Undoes one `leave_core`.
     fn take_core_back(&self) {}
+    /// Threads of the host that compute; 1 where none does, and runs side by side gain nothing.
+    fn threads(&self) -> usize {
+        1
+    }
+    /// One more run goes on beside others until `end_run_beside`: each has its share of the threads. What they compute does
+    /// not change.
+    fn begin_run_beside(&self) {}
+    /// Undoes one `begin_run_beside`.
+    fn end_run_beside(&self) {}
 }
 
 /// A Program that is ready to run. Shared by all contexts of its device.

@@ -23,6 +23,7 @@ mod programs;
 mod replay_check;
 mod report;
 mod request;
+mod runs_beside;
 mod session;
 mod slots;
 mod startup;

@@ -595,3 +595,17 @@ fn two_builds_of_a_model_give_the_same_bytes() {
     assert_eq!(first.0.len(), 5);
     assert!(first == build("second", 8), "artifacts differ");
 }
+
+#[test]
+fn jobs_side_by_side_give_what_they_give_one_after_another() {
+    for threads in [1, 2, 4] {
+        let target = Arc::new(CpuTarget::new(Isa::detect(), threads, Default::default()));
+        let device = Arc::new(CpuDevice::new(threads));
+        let options = SessionOptions { contexts: 3, ..options(BucketPolicy::Exact) };
+        let session = Session::open_graph(&graph(ROWS), options, target, device, memory()).unwrap();
+        assert_eq!(session.jobs_beside(), threads.min(3));
+        let found = session.do_beside((1..20).collect(), |rows: usize| run_into(&session, &input(rows)).0);
+        let expected: Vec<Vec<u8>> = (1..20).map(|rows| expected(ROWS, &input(rows)).as_bytes().to_vec()).collect();
+        assert_eq!(found, expected, "{threads} threads");
+    }
+}
