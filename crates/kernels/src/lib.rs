@@ -63,6 +63,7 @@ pub mod recurrent;
 pub mod reduce;
 pub mod resize;
 mod row_sum;
+mod scratch_slots;
 mod simd;
 pub mod softmax;
 #[cfg(test)]
