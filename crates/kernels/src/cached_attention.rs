@@ -3,20 +3,23 @@
 //!
 //! One new token a row: keys are cut into stretches that are scored and weighed apart, and the parts of a head are joined
 //! after. Several: queries of the heads that share a key head are rows of one matrix, and a stretch of keys at a time goes
-//! through two products, with the largest score and the sum of weights carried along. Where keys are cut depends on
-//! the lengths alone, so results are the same bits for any number of threads.
+//! through two products, with the largest score and the sum of weights carried along (`cached_attention_strips.rs` where there
+//! are vectors of 512 bits). Where keys are cut depends on the lengths alone, so results are the same bits for any number of
+//! threads.
 
 use std::ops::Range;
 
 use crate::arithmetic::Arithmetic;
 use crate::cached_attention_lines::{
-    add_weighted, ask_for, cap, divide_row, mask_unless, rotate, scale_row, score_keys, weigh_row,
+    add_weighted, ask_for, cap, divide_row, divide_row_into, mask_unless, rotate, scale_row, score_keys, weigh_row,
 };
+use crate::cached_attention_strips;
 use crate::epilogue::Bias;
 use crate::gemm_drive::{DriveShape, Item, SPLIT_NS, SourceB, drive_alone, drive_alone_onto, drive_alone_scratch_len};
 use crate::gemm_pack::{MatrixA, MatrixB};
 use crate::isa::{Exec, Isa};
-use crate::pool::SharedMut;
+use crate::pool::{SharedMut, share};
+use crate::scratch_slots::ScratchSlots;
 
 /// Keys of one head that a task takes when each row has one new token.
 const DECODE_KEYS: usize = 128;
@@ -107,18 +110,22 @@ pub struct Outputs<'a> {
 
 impl CachedAttention {
     /// Query heads that share a key head.
-    fn group(&self) -> usize {
+    pub(crate) fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
     /// Elements of scratch that `run` needs with a pool of this many threads.
     pub fn scratch_len(&self, isa: Isa, threads: usize) -> usize {
-        self.queries_len() + if self.length == 1 { self.parts_len() } else { threads.max(1) * self.block_len(isa) }
+        let rest = if self.length == 1 { self.parts_len() } else { self.slot_count(threads) * self.block_len(isa) };
+        self.queries_len(isa) + rest
     }
 
-    /// Turned queries.
-    fn queries_len(&self) -> usize {
-        (self.rows * self.length * self.heads * self.size).next_multiple_of(16)
+    /// Turned queries; strips turn theirs where they use them.
+    fn queries_len(&self, isa: Isa) -> usize {
+        match self.length > 1 && self.strip_queries(isa).is_some() {
+            true => 0,
+            false => (self.rows * self.length * self.heads * self.size).next_multiple_of(16),
+        }
     }
 
     /// What tasks of single tokens leave: for each head and stretch of keys the weighted values, the largest score and the
@@ -131,14 +138,29 @@ impl CachedAttention {
         self.size + 2
     }
 
+    /// Queries of a block that is cut into strips, where the instruction set has them.
+    fn strip_queries(&self, isa: Isa) -> Option<usize> {
+        cached_attention_strips::block_queries(self, isa)
+    }
+
     /// Queries of a row that are done together.
-    fn block_queries(&self) -> usize {
-        (BLOCK_ROWS / self.group()).clamp(1, self.length.max(1))
+    fn block_queries(&self, isa: Isa) -> usize {
+        let queries = (BLOCK_ROWS / self.group()).clamp(1, self.length.max(1));
+        self.strip_queries(isa).unwrap_or(queries)
+    }
+
+    /// Stretches of scratch for blocks of queries.
+    fn slot_count(&self, threads: usize) -> usize {
+        threads.clamp(1, ScratchSlots::MAX)
     }
 
     /// What a thread needs for blocks of queries: scores, weighted values, largest scores and sums, packing.
     fn block_len(&self, isa: Isa) -> usize {
-        let rows = self.block_queries() * self.group();
+        let queries = self.block_queries(isa);
+        if self.strip_queries(isa).is_some() {
+            return cached_attention_strips::block_len(self, queries);
+        }
+        let rows = queries * self.group();
         rows * (BLOCK_KEYS + self.part_len()) + self.packing_len(isa, rows)
     }
 
@@ -163,7 +185,7 @@ impl CachedAttention {
             return;
         }
         self.check(inputs, &outputs);
-        let (queries, scratch) = scratch.split_at_mut(self.queries_len());
+        let (queries, scratch) = scratch.split_at_mut(self.queries_len(exec.isa()));
         self.prepare(exec, inputs, queries, outputs.keys, outputs.values);
         let work =
             Work { attention: self, isa: exec.isa(), inputs, queries, keys: outputs.keys, values: outputs.values };
@@ -185,8 +207,8 @@ impl CachedAttention {
         assert!(outputs.keys.len() >= new && outputs.values.len() >= new, "new keys and values");
     }
 
-    /// Turns queries and keys, and puts values where they are asked for. Queries of heads that share a key head lie
-    /// together: rows × kv_heads × length × group × size.
+    /// Turns queries, if there is room for them, and keys, and puts values where they are asked for. Queries of heads that
+    /// share a key head lie together: rows × kv_heads × length × group × size.
     fn prepare(&self, exec: Exec, inputs: &Inputs, queries: &mut [f32], keys: &mut [f32], values: &mut [f32]) {
         let (queries, keys, values) = (SharedMut::new(queries), SharedMut::new(keys), SharedMut::new(values));
         let tokens = self.rows * self.length;
@@ -216,7 +238,8 @@ impl CachedAttention {
         let heads = self.heads + 2 * self.kv_heads;
         let projected = &inputs.joint[token * heads * size..][..heads * size];
         let turn = self.turn_at(inputs, row, step);
-        for (head, source) in projected.chunks_exact(size).enumerate() {
+        let first = if queries.is_empty() { self.heads } else { 0 };
+        for (head, source) in projected.chunks_exact(size).enumerate().skip(first) {
             let kv_head = if head < self.heads { head / group } else { (head - self.heads) % self.kv_heads };
             let place = (row * self.kv_heads + kv_head) * self.length + step;
             let (target, start) = match head {
@@ -251,10 +274,10 @@ const JOINED_ROWS_MIN: usize = 4;
 const PREPARED_TOKENS_MIN: usize = 16;
 
 /// One call, with queries turned.
-struct Work<'a> {
-    attention: &'a CachedAttention,
-    isa: Isa,
-    inputs: &'a Inputs<'a>,
+pub(crate) struct Work<'a> {
+    pub(crate) attention: &'a CachedAttention,
+    pub(crate) isa: Isa,
+    pub(crate) inputs: &'a Inputs<'a>,
     queries: &'a [f32],
     keys: &'a [f32],
     values: &'a [f32],
@@ -262,13 +285,13 @@ struct Work<'a> {
 
 /// Keys beside each other that are all cached, or all new.
 #[derive(Clone)]
-enum Stretch {
+pub(crate) enum Stretch {
     Cached(Range<usize>),
     New(Range<usize>),
 }
 
 impl Stretch {
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Stretch::Cached(keys) | Stretch::New(keys) => keys.len(),
         }
@@ -282,7 +305,7 @@ impl<'a> Work<'a> {
     }
 
     /// Keys and values of a stretch.
-    fn sources(&self, row: usize, kv_head: usize, stretch: &Stretch) -> (&'a [f32], &'a [f32]) {
+    pub(crate) fn sources(&self, row: usize, kv_head: usize, stretch: &Stretch) -> (&'a [f32], &'a [f32]) {
         let CachedAttention { kv_heads, size, slots, length, .. } = *self.attention;
         let head = row * kv_heads + kv_head;
         match stretch {
@@ -310,6 +333,27 @@ impl<'a> Work<'a> {
         }
     }
 
+    /// The keys of a stretch up to the last one that a query sees.
+    pub(crate) fn seen_part(&self, step: usize, stretch: &Stretch) -> Stretch {
+        match stretch {
+            Stretch::Cached(keys) => Stretch::Cached(keys.clone()),
+            Stretch::New(keys) => Stretch::New(keys.start..(step + 1).clamp(keys.start, keys.end)),
+        }
+    }
+
+    /// A turned query.
+    pub(crate) fn turn_query(&self, row: usize, step: usize, head: usize, target: &mut [f32]) {
+        let CachedAttention { length, heads, kv_heads, size, .. } = *self.attention;
+        let place = (row * length + step) * (heads + 2 * kv_heads) + head;
+        let source = &self.inputs.joint[place * size..][..size];
+        match self.attention.turn_at(self.inputs, row, step) {
+            Some((pairs, cosines, sines)) => {
+                rotate(self.isa, pairs == Pairs::Neighbours, cosines, sines, source, target);
+            }
+            None => target.copy_from_slice(source),
+        }
+    }
+
     /// Whether a query sees the token in a slot: the last one that the slot was written for.
     fn sees_slot(&self, row: usize, step: usize, slot: usize) -> bool {
         let (cached, slots) = (i64::from(self.inputs.lengths[row]), self.attention.slots as i64);
@@ -318,7 +362,7 @@ impl<'a> Work<'a> {
     }
 
     /// Scores become what the softmax takes: capped, and out of sight where a query does not see.
-    fn finish_scores(&self, row: usize, step: usize, stretch: &Stretch, scores: &mut [f32]) {
+    pub(crate) fn finish_scores(&self, row: usize, step: usize, stretch: &Stretch, scores: &mut [f32]) {
         if self.attention.softcap != 0.0 {
             cap(self.isa, self.attention.softcap, scores);
         }
@@ -454,27 +498,33 @@ impl<'a> Work<'a> {
     /// Several new tokens a row.
     fn run_blocks(&self, exec: Exec, y: &mut [f32], scratch: &mut [f32]) {
         let attention = self.attention;
-        let blocks = attention.length.div_ceil(attention.block_queries());
-        let tasks = attention.rows * attention.kv_heads * blocks;
+        let step = attention.block_queries(self.isa);
+        let (blocks, heads) = (attention.length.div_ceil(step), attention.rows * attention.kv_heads);
+        let tasks = blocks * heads;
         let parts = exec.threads().min(tasks);
-        let block_len = attention.block_len(exec.isa());
-        assert!(scratch.len() >= parts * block_len, "scratch of {} for {parts}×{block_len}", scratch.len());
-        let (y, scratch) = (SharedMut::new(y), SharedMut::new(scratch));
-        exec.pool().run(parts, &|part| {
-            // SAFETY: every part has its own stretch of the scratch.
-            let scratch = unsafe { scratch.slice(part * block_len, block_len) };
-            for task in back_and_forth(tasks, parts, part) {
-                let (head, block) = (task / blocks, task % blocks);
-                self.run_block(head / attention.kv_heads, head % attention.kv_heads, block, &y, scratch);
-            }
+        let (block_len, slots) = (attention.block_len(self.isa), attention.slot_count(exec.threads()));
+        assert!(scratch.len() >= slots * block_len, "scratch of {} for {slots}×{block_len}", scratch.len());
+        let (y, scratch, slots) = (SharedMut::new(y), SharedMut::new(scratch), ScratchSlots::new(slots));
+        exec.pool().run(tasks, &|task| {
+            let slot = slots.take();
+            // SAFETY: nobody else has this slot until it is given back, below.
+            let scratch = unsafe { scratch.slice(slot * block_len, block_len) };
+            // Later blocks see more keys; those of the last tokens come first.
+            let task = dealt_in_turn(tasks, parts, task);
+            let (block, head) = (blocks - 1 - task / heads, task % heads);
+            let steps = block * step..attention.length.min((block + 1) * step);
+            self.run_block(head / attention.kv_heads, head % attention.kv_heads, steps, &y, scratch);
+            slots.give_back(slot);
         });
     }
 
     /// Some queries of a row, of all heads that share a key head.
-    fn run_block(&self, row: usize, kv_head: usize, block: usize, y: &SharedMut<f32>, scratch: &mut [f32]) {
+    fn run_block(&self, row: usize, kv_head: usize, steps: Range<usize>, y: &SharedMut<f32>, scratch: &mut [f32]) {
+        if self.attention.strip_queries(self.isa).is_some() {
+            return self.run_strips(row, kv_head, steps, y, scratch);
+        }
         let attention = self.attention;
-        let (group, size, step) = (attention.group(), attention.size, attention.block_queries());
-        let steps = block * step..attention.length.min((block + 1) * step);
+        let (group, size) = (attention.group(), attention.size);
         let rows = steps.len() * group;
         let (scores, rest) = scratch.split_at_mut(rows * BLOCK_KEYS);
         let (sums, rest) = rest.split_at_mut(rows * size);
@@ -487,7 +537,7 @@ impl<'a> Work<'a> {
         }
         let head = (row * attention.kv_heads + kv_head) * attention.length;
         let queries = &self.queries[(head + steps.start) * group * size..][..rows * size];
-        for stretch in self.stretches(row, &steps) {
+        for stretch in self.stretches(row, &steps, BLOCK_KEYS) {
             self.score_block(row, kv_head, queries, &stretch, scores, packing);
             for (member, scores) in scores.chunks_exact_mut(BLOCK_KEYS).enumerate() {
                 let scores = &mut scores[..stretch.len()];
@@ -502,20 +552,24 @@ impl<'a> Work<'a> {
             }
             self.add_values(row, kv_head, rows, &stretch, scores, sums, packing);
         }
-        for (member, (sums, &total)) in sums.chunks_exact_mut(size).zip(totals.iter()).enumerate() {
-            divide_row(self.isa, total, sums);
+        for (member, (sums, &total)) in sums.chunks_exact(size).zip(totals.iter()).enumerate() {
             let token = row * attention.length + steps.start + member / group;
             let place = (token * attention.heads + kv_head * group + member % group) * size;
             // SAFETY: every query of every head has its own place, and is in one block.
-            unsafe { y.slice(place, size) }.copy_from_slice(sums);
+            divide_row_into(self.isa, total, sums, unsafe { y.slice(place, size) });
         }
     }
 
-    /// The keys that some queries of a row may see, a stretch at a time.
-    fn stretches(&self, row: usize, steps: &Range<usize>) -> impl Iterator<Item = Stretch> + use<> {
-        let cut = |keys: Range<usize>| {
+    /// The keys that some queries of a row may see, a stretch of so many at a time.
+    pub(crate) fn stretches(
+        &self,
+        row: usize,
+        steps: &Range<usize>,
+        together: usize,
+    ) -> impl Iterator<Item = Stretch> + use<> {
+        let cut = move |keys: Range<usize>| {
             let end = keys.end;
-            keys.step_by(BLOCK_KEYS).map(move |start| start..end.min(start + BLOCK_KEYS))
+            keys.step_by(together).map(move |start| start..end.min(start + together))
         };
         let first_new =
             if self.attention.window == 0 { 0 } else { (steps.start + 1).saturating_sub(self.attention.window) };
@@ -577,8 +631,15 @@ fn keys_together(count: usize) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// The tasks of a part: later blocks see more keys, so parts take turns, and who was last is first in the next turn.
-fn back_and_forth(tasks: usize, parts: usize, part: usize) -> impl Iterator<Item = usize> {
-    let turn = move |turn: usize| turn * parts + if turn.is_multiple_of(2) { part } else { parts - 1 - part };
-    (0..tasks.div_ceil(parts)).map(turn).filter(move |&task| task < tasks)
+/// Which of some tasks, the longest first, is done in a place of the order in which threads take them, a range each: they are
+/// dealt one by one, and who was last is first in the next turn.
+fn dealt_in_turn(tasks: usize, parts: usize, place: usize) -> usize {
+    let part = (0..parts).find(|&part| share(tasks, parts, part).contains(&place)).unwrap_or(0);
+    let turn = place - share(tasks, parts, part).start;
+    let is_back = !turn.is_multiple_of(2) && (turn + 1) * parts <= tasks;
+    turn * parts + if is_back { parts - 1 - part } else { part }
 }
+
+#[cfg(test)]
+#[path = "cached_attention_tests.rs"]
+mod tests;

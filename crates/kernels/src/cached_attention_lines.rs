@@ -71,7 +71,16 @@ multiversion! {
         }
         let (first, second) = source[..2 * half].split_at(half);
         let (target_first, target_second) = target[..2 * half].split_at_mut(half);
-        for pair in 0..half {
+        let (cosine_lanes, sine_lanes) = (cosines.as_chunks::<LANES>().0, sines.as_chunks::<LANES>().0);
+        let sources = first.as_chunks::<LANES>().0.iter().zip(second.as_chunks::<LANES>().0);
+        let targets = target_first.as_chunks_mut::<LANES>().0.iter_mut().zip(target_second.as_chunks_mut::<LANES>().0);
+        for (((a, b), (turned_a, turned_b)), (cosines, sines)) in sources.zip(targets).zip(cosine_lanes.iter().zip(sine_lanes)) {
+            for lane in 0..LANES {
+                turned_a[lane] = a[lane] * cosines[lane] - b[lane] * sines[lane];
+                turned_b[lane] = b[lane] * cosines[lane] + a[lane] * sines[lane];
+            }
+        }
+        for pair in half / LANES * LANES..half {
             let (a, b, cosine, sine) = (first[pair], second[pair], cosines[pair], sines[pair]);
             target_first[pair] = a * cosine - b * sine;
             target_second[pair] = b * cosine + a * sine;
@@ -151,6 +160,11 @@ multiversion! {
 
     pub(crate) fn divide_row<F: MulAdd>(divisor: f32, row: &mut [f32]) {
         row.iter_mut().for_each(|element| *element /= divisor);
+    }
+
+    /// A row divided into another one.
+    pub(crate) fn divide_row_into<F: MulAdd>(divisor: f32, row: &[f32], target: &mut [f32]) {
+        target.iter_mut().zip(row).for_each(|(target, element)| *target = element / divisor);
     }
 }
 

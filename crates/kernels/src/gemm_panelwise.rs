@@ -1,18 +1,17 @@
-//! Products whose panels of B cost something to make: each is made once for many rows and stays in a first-level cache while
-//! they pass by.
+//! Products whose panels of B cost something to make: each is made once for many rows and stays in a cache while they pass by.
 //!
 //! Few rows are packed once by all threads, which then divide the panels; a panel goes through all of k before the next one, so
 //! that its part of C stays where it is. Many rows are divided into groups, one a task, that share nothing: what another core
 //! wrote is slow to read.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::gemm_drive::{Block, Completion, DriveShape, Item, PanelBlock, SPLIT_NS, estimate_ns};
 use crate::gemm_pack::row_tiles;
-use crate::gemm_tile::tile_shape;
+use crate::gemm_tile::{K_BLOCK, folds_whole_tiles, tile_shape};
 use crate::isa::{Exec, Isa};
 use crate::pool::{SharedMut, even_parts, share};
+use crate::scratch_slots::ScratchSlots;
 
 /// Row tiles for each thread from which on rows are divided, not panels: making a panel for fewer costs too much of their product.
 const DIVIDED_TILES_MIN: usize = 6;
@@ -22,6 +21,9 @@ const SHARED_ROWS_MAX: usize = 1 << 20;
 const GROUP_TILES_MAX: usize = 20;
 /// Elements of packed rows of a task, where they are more than one block of k: some of a second-level cache of 1 MiB.
 const GROUP_ELEMENTS_MAX: usize = 5 << 15;
+
+/// Steps of k that a panel has at most, where tiles take so many.
+const PANEL_STEPS_MAX: usize = 640;
 
 /// How a product is cut into tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +58,7 @@ struct ScratchLens {
 
 impl ScratchLens {
     fn of(isa: Isa, threads: usize, shape: &DriveShape) -> ScratchLens {
-        let panel = (tile_shape(isa).cols * shape.block_steps()).next_multiple_of(16);
+        let panel = (tile_shape(isa).cols * block_steps(isa, shape)).next_multiple_of(16);
         match Cut::of(isa, threads, shape) {
             Cut::Panels { tasks } => {
                 let rows = (shape.m * shape.k).next_multiple_of(16);
@@ -64,8 +66,8 @@ impl ScratchLens {
             }
             Cut::Rows { tasks } => {
                 let group = shape.m.div_ceil(tasks);
-                let blocks = (GROUP_ELEMENTS_MAX / (group * shape.block_steps()).max(1)).max(1);
-                let rows = (group * shape.k.min(blocks.saturating_mul(shape.block_steps()))).next_multiple_of(16);
+                let blocks = (GROUP_ELEMENTS_MAX / (group * block_steps(isa, shape)).max(1)).max(1);
+                let rows = (group * shape.k.min(blocks.saturating_mul(block_steps(isa, shape)))).next_multiple_of(16);
                 ScratchLens { rows, panel, count: threads.clamp(1, tasks).min(ScratchSlots::MAX), blocks }
             }
         }
@@ -119,7 +121,7 @@ fn divide_panels(exec: Exec, block: &Block, tasks: usize, lens: &ScratchLens, sc
     exec.pool().run(pack_parts, &|part| {
         for tile in share(tiles, pack_parts, part) {
             let rows = share(shape.m, tiles, tile);
-            for ks in block.k_blocks() {
+            for ks in k_blocks(isa, shape) {
                 let start = packed_start(shape, &rows, &ks);
                 // SAFETY: every tile has a stretch of its own for each block of k, and one part.
                 let target = unsafe { shared.slice(start, rows.len() * ks.len()) };
@@ -132,7 +134,7 @@ fn divide_panels(exec: Exec, block: &Block, tasks: usize, lens: &ScratchLens, sc
         // SAFETY: every task has its own stretch of the scratch.
         let target = unsafe { panel_scratch.slice(task * lens.panel, lens.panel) };
         for panel in share(panels, tasks, task) {
-            for ks in block.k_blocks() {
+            for ks in k_blocks(isa, shape) {
                 let b = make_panel(block, panel, ks.clone(), target);
                 for tile in 0..tiles {
                     let rows = share(shape.m, tiles, tile);
@@ -164,8 +166,8 @@ fn divide_rows(exec: Exec, block: &Block, tasks: usize, lens: &ScratchLens, scra
         let tile_count = row_tiles(isa, group.len());
         let tiles =
             || (0..tile_count).map(|tile| share(group.len(), tile_count, tile)).map(|rows| move_by(rows, group.start));
-        for first_block in (0..block.k_blocks().count()).step_by(lens.blocks) {
-            let some = || block.k_blocks().skip(first_block).take(lens.blocks);
+        for first_block in (0..k_blocks(isa, shape).count()).step_by(lens.blocks) {
+            let some = || k_blocks(isa, shape).skip(first_block).take(lens.blocks);
             let k_start = some().next().map_or(0, |ks| ks.start);
             let start = |rows: &Range<usize>, ks: &Range<usize>| {
                 group.len() * (ks.start - k_start) + (rows.start - group.start) * ks.len()
@@ -186,6 +188,22 @@ fn divide_rows(exec: Exec, block: &Block, tasks: usize, lens: &ScratchLens, scra
     });
 }
 
+/// The most steps of k that a panel has at once: one of more stays in a second-level cache beside the rows of a task.
+fn block_steps(isa: Isa, shape: &DriveShape) -> usize {
+    let is_folded = folds_whole_tiles(isa) && shape.n.is_multiple_of(tile_shape(isa).cols);
+    match is_folded {
+        true if shape.k <= PANEL_STEPS_MAX => shape.k,
+        true => PANEL_STEPS_MAX / K_BLOCK * K_BLOCK,
+        false => shape.k.min(K_BLOCK),
+    }
+}
+
+/// The steps of each panel in turn, of which one with an empty k still writes its zeros.
+fn k_blocks(isa: Isa, shape: &DriveShape) -> impl Iterator<Item = Range<usize>> + use<> {
+    let (k, each) = (shape.k, block_steps(isa, shape).max(1));
+    (0..k.div_ceil(each).max(1)).map(move |at| at * each..k.min((at + 1) * each))
+}
+
 fn move_by(range: Range<usize>, count: usize) -> Range<usize> {
     range.start + count..range.end + count
 }
@@ -195,35 +213,6 @@ fn make_panel(block: &Block, panel: usize, ks: Range<usize>, target: &mut [f32])
     let (width, n) = (tile_shape(block.isa()).cols, block.shape().n);
     block.make_panel(ks, panel * width..n.min((panel + 1) * width), target);
     PanelBlock::one(target.as_ptr(), width)
-}
-
-/// Which stretches of scratch are free: as many as threads run tasks at once, so that each goes on with memory that is in its cache.
-struct ScratchSlots(AtomicU64);
-
-impl ScratchSlots {
-    /// More threads than this wait for each other.
-    const MAX: usize = u64::BITS as usize;
-
-    fn new(count: usize) -> ScratchSlots {
-        ScratchSlots(AtomicU64::new(u64::MAX >> (ScratchSlots::MAX - count.clamp(1, ScratchSlots::MAX))))
-    }
-
-    /// The first free slot, which is nobody else's until it is given back.
-    fn take(&self) -> usize {
-        loop {
-            let free = self.0.load(Ordering::Relaxed);
-            let slot = free.trailing_zeros();
-            let taken = free & !1_u64.checked_shl(slot).unwrap_or(0);
-            if free != 0 && self.0.compare_exchange_weak(free, taken, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                return slot as usize;
-            }
-            std::hint::spin_loop();
-        }
-    }
-
-    fn give_back(&self, slot: usize) {
-        self.0.fetch_or(1 << slot, Ordering::Release);
-    }
 }
 
 #[cfg(test)]
@@ -243,14 +232,5 @@ mod tests {
         assert_eq!(cut(2, 512, 576, 1536), Cut::Rows { tasks: 2 });
         assert_eq!(cut(2, 4096, 576, 1536), Cut::Rows { tasks: 16 });
         assert_eq!(cut(64, 14, 49152, 576), Cut::Panels { tasks: 256 });
-    }
-
-    #[test]
-    fn a_slot_has_one_owner_at_a_time() {
-        let slots = ScratchSlots::new(3);
-        assert_eq!([slots.take(), slots.take(), slots.take()], [0, 1, 2]);
-        slots.give_back(1);
-        assert_eq!(slots.take(), 1);
-        assert_eq!(ScratchSlots::new(64).0.into_inner(), u64::MAX);
     }
 }

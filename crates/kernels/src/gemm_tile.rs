@@ -2,7 +2,8 @@
 //!
 //! Each element is one chain of additions over k in every tile of an instruction set, whatever the tile's size and
 //! position, so results do not depend on how a matrix is cut. A call takes at most `K_BLOCK` values of k; its sum is
-//! then folded into C (specs/compiler.md §10).
+//! then folded into C (specs/compiler.md §10). Whole tiles of AVX-512 take any number and fold every `K_BLOCK` themselves, which
+//! saves the way to C and back: the same bits.
 
 use crate::epilogue::Light;
 use crate::isa::Isa;
@@ -63,7 +64,9 @@ impl Finish {
 }
 
 /// The arguments of one tile.
+#[derive(Clone, Copy)]
 pub(crate) struct TileCall {
+    /// At most `K_BLOCK`, unless the tile folds.
     pub k: usize,
     /// k groups of `rows` values.
     pub a: *const f32,
@@ -83,6 +86,11 @@ pub(crate) struct TileCall {
 /// A tile of a fixed number of rows. Safe to call when the pointers of the call cover what its fields say and the
 /// machine has the instruction set it was chosen for.
 pub(crate) type TileKernel = unsafe fn(&TileCall);
+
+/// Whether the tiles of an instruction set take more than `K_BLOCK` values of k where they are whole.
+pub(crate) fn folds_whole_tiles(isa: Isa) -> bool {
+    isa >= Isa::Avx512
+}
 
 /// The instance of a kernel for a number of rows.
 macro_rules! by_rows {
@@ -172,7 +180,7 @@ use x86::{tile_avx2, tile_avx512};
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::needless_range_loop, reason = "loops over plain indices are unrolled, which keeps sums in registers")]
 pub(crate) mod x86 {
-    use super::{Finish, TileCall, store_each};
+    use super::{Finish, K_BLOCK, TileCall, store_each};
     use crate::simd::Fused;
     use std::arch::x86_64::*;
 
@@ -254,6 +262,7 @@ pub(crate) mod x86 {
         // SAFETY: passed on from the caller.
         unsafe {
             match call.cols {
+                _ if call.k > K_BLOCK => fold_avx512::<ROWS>(call),
                 1 => tile_avx512_of::<ROWS, 0, 1>(call),
                 2..=4 => tile_avx512_of::<ROWS, 0, 4>(call),
                 5..=16 => tile_avx512_of::<ROWS, 1, 0>(call),
@@ -313,6 +322,54 @@ pub(crate) mod x86 {
         }
         // SAFETY: passed on from the caller.
         unsafe { finish_avx512(call, &sums, &singles) };
+    }
+
+    /// A whole tile of more than `K_BLOCK` values of k.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn fold_avx512<const ROWS: usize>(call: &TileCall) {
+        debug_assert_eq!(call.cols, 32);
+        let mut folded = [[_mm512_setzero_ps(); 2]; ROWS];
+        if !call.is_first {
+            for row in 0..ROWS {
+                for vector in 0..2 {
+                    // SAFETY: all columns of the row are inside the tile, which the pointers cover.
+                    folded[row][vector] = unsafe { _mm512_loadu_ps(call.c.add(row * call.c_stride + 16 * vector)) };
+                }
+            }
+        }
+        let (mut a, mut b, mut left) = (call.a, call.b, call.k);
+        loop {
+            let steps = left.min(K_BLOCK);
+            let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+            for _ in 0..steps {
+                // SAFETY: B has k rows of the tile's full width, A k groups of ROWS; the pointers move one step each.
+                unsafe {
+                    let (low, high) = (_mm512_loadu_ps(b), _mm512_loadu_ps(b.add(16)));
+                    for row in 0..ROWS {
+                        let a = _mm512_set1_ps(*a.add(row));
+                        sums[row][0] = _mm512_fmadd_ps(a, low, sums[row][0]);
+                        sums[row][1] = _mm512_fmadd_ps(a, high, sums[row][1]);
+                    }
+                    a = a.add(ROWS);
+                    b = b.wrapping_add(call.b_stride);
+                }
+            }
+            // The first sums of a first call are folded into nothing, not into zeros: those lose the sign of zero.
+            if !call.is_first || left < call.k {
+                for row in 0..ROWS {
+                    for vector in 0..2 {
+                        sums[row][vector] = _mm512_add_ps(sums[row][vector], folded[row][vector]);
+                    }
+                }
+            }
+            left -= steps;
+            if left == 0 {
+                // SAFETY: passed on from the caller.
+                return unsafe { finish_avx512(&TileCall { is_first: true, ..*call }, &sums, &[]) };
+            }
+            folded = sums;
+        }
     }
 
     /// Stores the sums of a tile of `VECTORS` times 16 columns and `SINGLES` more.
@@ -462,6 +519,48 @@ pub(crate) mod x86 {
                 }
             }
             _mm512_mask_storeu_ps(call.c.add(at), mask, value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_data::{Lcg, for_each_exec};
+
+    #[test]
+    fn a_tile_that_folds_has_the_bits_of_its_blocks() {
+        const COLS: usize = 32;
+        let k = 2 * K_BLOCK + 40;
+        let mut random = Lcg::new(3);
+        for (rows, is_first) in [(14, true), (14, false), (5, false), (1, true)] {
+            let (a, b, before) = (random.floats(k * rows), random.floats(k * COLS), random.floats(rows * COLS));
+            for_each_exec(|exec| {
+                if !folds_whole_tiles(exec.isa()) {
+                    return;
+                }
+                let run = |first: usize, steps: usize, c: &mut [f32]| {
+                    let call = TileCall {
+                        k: steps,
+                        a: a[first * rows..].as_ptr(),
+                        b: b[first * COLS..].as_ptr(),
+                        b_stride: COLS,
+                        c: c.as_mut_ptr(),
+                        c_stride: COLS,
+                        cols: COLS,
+                        is_first: is_first && first == 0,
+                        finish: (first + steps == k).then_some(Finish { scale: 0.5, ..Finish::NOTHING }),
+                    };
+                    // SAFETY: the operands have as many steps from `first` on, and C has all rows and columns.
+                    unsafe { tile_kernel(exec.isa(), rows)(&call) };
+                };
+                let (mut folded, mut blocks) = (before.clone(), before.clone());
+                run(0, k, &mut folded);
+                for first in (0..k).step_by(K_BLOCK) {
+                    run(first, K_BLOCK.min(k - first), &mut blocks);
+                }
+                assert_eq!(folded, blocks, "{rows} rows on {:?}", exec.isa());
+            });
         }
     }
 }

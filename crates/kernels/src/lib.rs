@@ -11,6 +11,9 @@ pub mod arithmetic;
 pub mod attention;
 pub mod cached_attention;
 mod cached_attention_lines;
+mod cached_attention_strips;
+#[cfg(target_arch = "x86_64")]
+mod cached_attention_tiles;
 #[cfg(target_arch = "x86_64")]
 mod cached_attention_x86;
 pub mod conv;
@@ -63,6 +66,7 @@ pub mod recurrent;
 pub mod reduce;
 pub mod resize;
 mod row_sum;
+mod scratch_slots;
 mod simd;
 pub mod softmax;
 #[cfg(test)]

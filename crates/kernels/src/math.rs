@@ -8,15 +8,17 @@ use crate::epilogue::Activation;
 use crate::isa::Exec;
 use crate::simd::{MulAdd, multiversion};
 
-const LOG2_E: f32 = std::f32::consts::LOG2_E;
+pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// The high part of ln 2 has 15 significant bits, so that its product with an exponent is exact.
-const LN2_HIGH: f32 = 0.693_145_75;
-const LN2_LOW: f32 = 1.428_606_8e-6;
+pub(crate) const LN2_HIGH: f32 = 0.693_145_75;
+pub(crate) const LN2_LOW: f32 = 1.428_606_8e-6;
 /// Adding 1.5 · 2^23 rounds a small float to an integer in its low mantissa bits.
-const ROUND_MAGIC: f32 = 12_582_912.0;
+pub(crate) const ROUND_MAGIC: f32 = 12_582_912.0;
 /// Above this `exp` is infinite, below the other end it is zero.
 const EXP_MAX: f32 = 88.8;
 const EXP_MIN: f32 = -104.0;
+/// Below this `exp_below_zero` is zero.
+pub(crate) const EXP_BELOW_ZERO_MIN: f32 = -86.0;
 /// Up to this magnitude `sin` and `cos` reduce their argument themselves.
 pub const SIN_ARGUMENT_MAX: f32 = 1_000_000.0;
 
@@ -52,7 +54,7 @@ struct ReducedExp {
 /// Coefficients of `ReducedExp::tail`, highest first. They and those of `erf` come from the answers to
 /// stackoverflow.com/questions/35148198, as in other runtimes: where a quantised model rounds the results to integers,
 /// the same last bit matters more than a better one.
-const EXP_TAIL: [f32; 5] = [1.378_059_4e-3, 8.373_124_5e-3, 4.166_953_6e-2, 1.666_647_2e-1, 4.999_998_5e-1];
+pub(crate) const EXP_TAIL: [f32; 5] = [1.378_059_4e-3, 8.373_124_5e-3, 4.166_953_6e-2, 1.666_647_2e-1, 4.999_998_5e-1];
 
 #[inline(always)]
 fn reduce_exp<F: MulAdd>(x: f32, coefficients: [f32; 5]) -> ReducedExp {
@@ -88,7 +90,7 @@ pub fn exp_below_zero<F: MulAdd>(x: f32) -> f32 {
     let ReducedExp { n, r, tail } = reduce_exp::<F>(x, EXP_TAIL);
     let power = f32::from_bits((n.wrapping_add(127) as u32) << 23);
     let value = F::mul_add(F::mul_add(tail, r, 1.0), r, 1.0) * power;
-    if x < -86.0 { 0.0 } else { value }
+    if x < EXP_BELOW_ZERO_MIN { 0.0 } else { value }
 }
 
 /// `e^x - 1`, accurate near zero.

@@ -294,4 +294,68 @@ mod tests {
         let two = chosen(2, &[0, 2, 1, 1]);
         assert_eq!(two[0].to_f64_vec(), [&all[0..3], &all[6..9], &all[12..15], &all[12..15]].concat());
     }
+
+    /// The last layer of a decoder: its keys and values are outputs, and the stream before it is added to twice.
+    const LAYER: &str = r#"graph "g"(%0 "x": f32[b,l,4], %1 "keys": f32[b,1,s,2], %2 "values": f32[b,1,s,2], %3 "cached": i32[b]) {
+  %4 = constant f32[4] [1.0, 2.0, 0.5, 1.0]
+  %5 = constant f32[4,8] [1.0, 2.0, 3.0, -1.0, 0.5, 4.0, 1.0, 0.0, 1.0, -2.0, 0.0, 1.0, 0.5, -1.0, 2.0, 1.0, 1.0, 1.0, -3.0, 0.0, 0.5, 2.0, 1.0, 0.0, 0.5, 1.0, 1.0, 1.0, -1.0, 0.0, 0.0, 2.0]
+  %6 = constant f32[4,4] [1.0, 0.0, 0.5, 0.0, 0.0, 1.0, 0.0, 0.5, 0.5, 0.0, 1.0, 0.0, 0.0, -0.5, 0.0, 1.0]
+  %7 = rms_norm(%0, %4) {axis=2, epsilon=0.00001} : f32[b,l,4]
+  %8 = matmul(%7, %5) {transpose_a=false, transpose_b=false} : f32[b,l,8]
+  %9, %10, %11 = cached_attention(%8, %1, %2, %3) {heads=2, kv_heads=1, scale=0.5, softcap=0.0, window=0, rotary=none, positions=false, sinks=false} : f32[b,l,4], f32[b,1,l,2], f32[b,1,l,2]
+  %12 = matmul(%9, %6) {transpose_a=false, transpose_b=false} : f32[b,l,4]
+  %13 = binary.add(%0, %12) : f32[b,l,4]
+  %14 = rms_norm(%13, %4) {axis=2, epsilon=0.00001} : f32[b,l,4]
+  %15 = matmul(%14, %6) {transpose_a=false, transpose_b=false} : f32[b,l,4]
+  %16 = unary.silu(%15) {alpha=1.0, beta=0.0} : f32[b,l,4]
+  %17 = matmul(%14, %6) {transpose_a=false, transpose_b=false} : f32[b,l,4]
+  %18 = binary.mul(%16, %17) : f32[b,l,4]
+  %19 = binary.add(%13, %18) : f32[b,l,4]
+  return "logits" %19, "new_keys" %10, "new_values" %11
+}
+"#;
+
+    #[test]
+    fn of_the_last_layer_only_keys_and_values_have_all_rows() {
+        let graph = text::parse(LAYER, &NoConstants).unwrap();
+        let gathered = gather_rows(&graph, "logits", "index", Dim::ONE).unwrap();
+        let whole: Vec<&str> = gathered
+            .nodes()
+            .iter()
+            .filter(|node| gathered.ty(node.outputs[0]).dims.get(1) == Some(&Dim::symbol("l")))
+            .map(|node| node.op.name())
+            .collect();
+        assert_eq!(whole, ["rms_norm", "matmul", "cached_attention"]);
+        let tensor = |shape: &[usize], shift: usize| {
+            let count = shape.iter().product::<usize>();
+            let elements: Vec<f32> = (0..count).map(|i| ((i * 7 + shift) % 11) as f32 / 5.0 - 1.0).collect();
+            Tensor::from_vec(shape.to_vec(), elements).unwrap()
+        };
+        // Rows of a batch have cached different numbers of tokens, and their last tokens stand in different places.
+        let cached = Tensor::from_vec(vec![2], vec![3i32, 1]).unwrap();
+        let inputs = [tensor(&[2, 5, 4], 0), tensor(&[2, 1, 3, 2], 1), tensor(&[2, 1, 3, 2], 2), cached];
+        let all = eval_graph(&graph, &inputs).unwrap();
+        for index in [[4i64, 2], [0, 4]] {
+            let index_tensor = Tensor::from_vec(vec![2, 1], index.to_vec()).unwrap();
+            let found = eval_graph(&gathered, &[inputs.to_vec(), vec![index_tensor]].concat()).unwrap();
+            let rows = all[0].to_f64_vec();
+            let at = |batch: usize| (batch * 5 + index[batch] as usize) * 4;
+            assert_eq!(found[0].to_f64_vec(), [&rows[at(0)..at(0) + 4], &rows[at(1)..at(1) + 4]].concat());
+            assert_eq!(found[1..], all[1..]);
+        }
+    }
+
+    #[test]
+    fn an_output_without_rows_and_one_that_is_not_there_stay_as_they_are() {
+        let source = r#"graph "g"(%0 "x": f32[b,l]) {
+  %1 = unary.tanh(%0) {alpha=0.0, beta=0.0} : f32[b,l]
+  return "logits" %1
+}
+"#;
+        let graph = text::parse(source, &NoConstants).unwrap();
+        for output in ["logits", "other"] {
+            let same = gather_rows(&graph, output, "index", Dim::ONE).unwrap();
+            assert_eq!(same.to_string(), graph.to_string());
+        }
+    }
 }
