@@ -3,7 +3,9 @@
 use crate::memory::DEVICE_BYTES;
 use crate::module::{Launch, build_image};
 use crate::queue::{Ends, Op};
-use crate::state::{Call, Handle, INVALID_DEVICE, INVALID_VALUE, State, Status, Vendor, enter, with_state};
+use crate::state::{
+    Call, Handle, INVALID_CLUSTER_SIZE, INVALID_DEVICE, INVALID_VALUE, State, Status, Vendor, enter, with_state,
+};
 use std::ffi::{CStr, c_char, c_void};
 
 /// Bytes of HIP's properties in version 5 and where the architecture stands in them.
@@ -206,6 +208,8 @@ own_exports! {
         config: &CudaLaunch, function: Handle, parameters: *mut *mut c_void, _extra: *mut *mut c_void
     ) = |state, call| {
         let CudaLaunch { grid, block, shared_bytes, stream, .. } = *config;
+        // SAFETY: the caller gives as many attributes as it says.
+        unsafe { config.check_cluster() }?;
         // SAFETY: the caller gives as many parameters as the kernel has.
         let launch = unsafe { state.prepare(call, function, grid, block, shared_bytes, parameters) }?;
         state.launch(call, launch, stream)
@@ -305,6 +309,7 @@ fn error_name(code: i32) -> &'static CStr {
         400 => c"FAKE_INVALID_HANDLE",
         700 => c"FAKE_ILLEGAL_ADDRESS",
         900..=908 => c"FAKE_STREAM_CAPTURE",
+        912 => c"FAKE_INVALID_CLUSTER_SIZE",
         _ => c"FAKE_ERROR",
     }
 }
@@ -423,15 +428,45 @@ unsafe fn read_kernel(state: &mut State, call: &Call, kernel: *const c_void) -> 
     unsafe { state.prepare(call, function, grid, block, shared_bytes, parameters) }
 }
 
-/// A launch with attributes, of which none changes what it means here.
+/// A launch with attributes, of which none changes what it means here; a cluster must be one that there can be.
 #[repr(C)]
 pub struct CudaLaunch {
     grid: [u32; 3],
     block: [u32; 3],
     shared_bytes: u32,
     stream: Handle,
-    _attributes: *const c_void,
-    _count: u32,
+    attributes: *const CudaAttribute,
+    count: u32,
+}
+
+/// An attribute of a launch.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CudaAttribute {
+    id: u32,
+    _padding: u32,
+    /// A union of 64 bytes; of a cluster its three sizes.
+    value: [u32; 16],
+}
+
+impl CudaLaunch {
+    /// # Safety
+    /// There must be as many attributes as the launch says.
+    unsafe fn check_cluster(&self) -> Status {
+        const CLUSTER: u32 = 4;
+        /// What every device with clusters has.
+        const BLOCKS_MAX: u64 = 8;
+        for index in 0..self.count as usize {
+            // SAFETY: the caller vouches for it.
+            let CudaAttribute { id, value, .. } = unsafe { *self.attributes.add(index) };
+            let blocks = value[..3].iter().map(|&size| u64::from(size)).product::<u64>();
+            let divides = |(&grid, &size): (&u32, &u32)| size > 0 && grid.is_multiple_of(size);
+            if id == CLUSTER && (blocks > BLOCKS_MAX || !self.grid.iter().zip(&value).all(divides)) {
+                return Err(INVALID_CLUSTER_SIZE);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// One end of CUDA's copy of a box.

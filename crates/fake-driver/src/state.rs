@@ -33,6 +33,7 @@ pub(crate) const CAPTURE_UNMATCHED: i32 = 903;
 pub(crate) const CAPTURE_UNJOINED: i32 = 904;
 pub(crate) const CAPTURE_ISOLATION: i32 = 905;
 pub(crate) const CAPTURE_WRONG_THREAD: i32 = 908;
+pub(crate) const INVALID_CLUSTER_SIZE: i32 = 912;
 
 /// An injected code that stands for success without a handle.
 pub(crate) const NULL_HANDLE: i32 = -1;

@@ -118,7 +118,8 @@ impl Launch {
     /// Whether its blocks along the third axis of the grid have to be launched as a cluster. Texts that say themselves how many
     /// blocks a cluster has need nothing of the launch.
     pub fn is_clustered(&self) -> bool {
-        self.text.contains(CLUSTERED)
+        // With the name: texts with `MATRIX` have the macro itself.
+        self.text.contains(&format!("{CLUSTERED}{},", self.entry))
     }
 }
 
@@ -139,5 +140,26 @@ impl Lowered {
     /// A node that is one launch without scratch memory.
     pub fn one(name: impl Into<String>, launch: Launch) -> Lowered {
         Lowered { name: name.into(), launches: vec![launch], scratch_bytes: Vec::new(), packed: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launch_is_clustered_where_its_kernel_is_declared_so() {
+        let launch = |kernel: &str| Launch {
+            entry: "product".to_string(),
+            text: format!("{MATRIX}{kernel}product, 32, i64 rows) {{}}\n"),
+            grid: [1, 1, 12],
+            block: [32, 1, 1],
+            shared_bytes: 0,
+            operands: Vec::new(),
+            scalars: Vec::new(),
+            row_bytes: Vec::new(),
+        };
+        assert!(!launch("KERNEL(").is_clustered());
+        assert!(launch(CLUSTERED).is_clustered());
     }
 }
