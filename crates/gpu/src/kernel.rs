@@ -37,6 +37,12 @@ pub const CONV_DEPTHWISE: &str = include_str!("text/conv_depthwise.h");
 /// Transposed convolutions.
 pub const CONV_TRANSPOSE: &str = include_str!("text/conv_transpose.h");
 
+/// Rows of a stream.
+pub const STREAM_ROWS: &str = include_str!("text/stream_rows.h");
+/// Matrices of a stream that are floats.
+pub const STREAM_FLOATS: &str = include_str!("text/stream_floats.h");
+/// Matrices of a stream that are blocks of few bits.
+pub const STREAM_BLOCKS: &str = include_str!("text/stream_blocks.h");
 /// Products of few rows with constant matrices, normed before and finished after.
 pub const STREAM: &str = include_str!("text/stream.h");
 /// Products of few rows.

@@ -3,10 +3,11 @@
 //! added, and the residual if it was not before. A product of computed operands takes a constant factor.
 
 use precast_ir::graph::{GraphCopy, GraphError};
-use precast_ir::op::{BinaryFn, Fused, Matmul, UnaryFn};
-use precast_ir::{Definition, Graph, Node, NodeId, Op, ValueId};
+use precast_ir::op::{BinaryFn, Fused, UnaryFn};
+use precast_ir::{Graph, Node, NodeId, Op, ValueId};
 use precast_tensor::DType;
 
+use crate::block_weights::block_weights;
 use crate::log::{Log, Reason};
 use crate::pattern::{beside_constant, binary};
 use crate::pipeline::{Class, Pass, Run};
@@ -117,7 +118,7 @@ fn why_alone(graph: &Graph, consumers: &[Option<NodeId>], costs: &StepCosts, nod
     if !matches!(node.op, Op::Conv(_) | Op::Matmul(_)) {
         return None;
     }
-    let has_blocks = costs.multiplies_blocks && block_weights(graph, consumers, node).is_some();
+    let has_blocks = wide_blocks(graph, consumers, costs, node).is_some();
     if !is_root(graph, node) && !has_blocks && !is_product_of_computed(graph, node) {
         return Some(NO_KERNEL);
     }
@@ -138,10 +139,16 @@ pub(crate) fn single_consumers(graph: &Graph) -> Vec<Option<NodeId>> {
     consumers
 }
 
+/// The nodes that make the weights of a product of f32 out of blocks of few bits, where a product takes these as they are.
+fn wide_blocks(graph: &Graph, consumers: &[Option<NodeId>], costs: &StepCosts, node: &Node) -> Option<Vec<NodeId>> {
+    let blocks = block_weights(graph, consumers, node).filter(|_| costs.multiplies_blocks)?;
+    (graph.ty(node.outputs[0]).dtype == DType::F32).then_some(blocks)
+}
+
 /// Nodes that join the conv or matmul at `root`, itself first. Empty if it is neither.
 pub(crate) fn chain_from(graph: &Graph, consumers: &[Option<NodeId>], costs: &StepCosts, root: NodeId) -> Vec<NodeId> {
     let node = graph.node(root);
-    let blocks = block_weights(graph, consumers, node).filter(|_| costs.multiplies_blocks);
+    let blocks = wide_blocks(graph, consumers, costs, node);
     if blocks.is_none() && is_product_of_computed(graph, node) {
         return [root].into_iter().chain(scale_of(graph, consumers, node)).collect();
     }
@@ -237,28 +244,6 @@ pub(crate) fn is_root(graph: &Graph, node: &Node) -> bool {
         }
         _ => false,
     }
-}
-
-/// The nodes that make the weights of a product out of constant blocks of few bits, if nothing else reads them: perhaps one
-/// that unpacks bytes, and one that scales.
-fn block_weights(graph: &Graph, consumers: &[Option<NodeId>], product: &Node) -> Option<Vec<NodeId>> {
-    let Op::Matmul(Matmul { transpose_a: false, transpose_b: true }) = &product.op else { return None };
-    let producer = |value: ValueId| match graph.value(value).definition {
-        Definition::Node { node, .. } if consumers[value.0 as usize].is_some() => Some(node),
-        _ => None,
-    };
-    let weights = product.inputs[1];
-    let id = producer(weights)?;
-    let node = graph.node(id);
-    let Op::Dequantize(op) = &node.op else { return None };
-    let levels = node.inputs[0];
-    let unpack = producer(levels).filter(|&id| matches!(graph.node(id).op, Op::Unpack(_)));
-    let source = unpack.map_or(levels, |id| graph.node(id).inputs[0]);
-    let is_constant = node.inputs[1..].iter().chain([&source]).all(|&input| graph.constant(input).is_some());
-    let is_blocks = op.axis == 1 && op.block > 0 && op.to == DType::F32 && graph.ty(weights).rank() == 2;
-    let has_few_bits = matches!(graph.ty(levels).dtype, DType::I4 | DType::U4 | DType::I8 | DType::U8);
-    let is_f32 = graph.ty(product.inputs[0]).dtype == DType::F32;
-    (is_constant && is_blocks && has_few_bits && is_f32).then(|| unpack.into_iter().chain([id]).collect())
 }
 
 /// Whether `bias` is a constant with one number a column of `value`.

@@ -1,12 +1,13 @@
 //! Products of few rows with constant weights, as a decoder's step has them, take along the norm of their rows, a second product
 //! of the same rows, and what follows: such a product takes as long as its weights take to read, and each step of its own
-//! beside it only adds to that.
+//! beside it only adds to that. Weights that lie as blocks of few bits are read so.
 
 use precast_ir::graph::{GraphCopy, GraphError};
 use precast_ir::{Definition, Graph, Node, NodeId, Op, ValueId};
 use precast_tensor::DType;
 
-use crate::fuse_epilogues::add_fused;
+use crate::block_weights::block_weights;
+use crate::fuse_epilogues::{add_fused, single_consumers};
 use crate::fuse_pointwise::is_pointwise;
 use crate::log::Log;
 use crate::pipeline::{Class, Pass, Run};
@@ -16,7 +17,7 @@ use crate::step_costs::StepCosts;
 pub const PASS: Pass = Pass {
     name: "fuse_streams",
     doc: "silu(matmul(n, W)) · matmul(n, V) with n = rms_norm(x) → fused { rms_norm, matmul, silu, matmul, mul }, W and V constant, \
-          where there are few rows; the same for one product, and with what is added to it",
+          where there are few rows; the same for one product, with what is added to it, and with W = dequantize(unpack(bytes))",
     class: Class::Exact,
     run: Run::Costed(fuse_streams),
 };
@@ -54,27 +55,34 @@ impl Streams {
         if rows_max == 0 {
             return streams;
         }
-        let users = users_of(graph);
+        let (users, consumers) = (users_of(graph), single_consumers(graph));
         let mut is_taken = vec![false; count];
         for position in 0..count {
             let id = NodeId(position as u32);
-            if is_taken[position] || !is_streamed(graph, graph.node(id), rows_max) {
+            if is_taken[position] || !is_streamed(graph, &consumers, graph.node(id), rows_max) {
                 continue;
             }
             let norm = norm_of(graph, graph.node(id).inputs[0]);
-            let Some(mut chain) = grown(graph, &users, id, &is_taken, rows_max) else { continue };
+            let is_other = |other: &Node| is_streamed(graph, &consumers, other, rows_max);
+            let Some(mut chain) = grown(graph, &users, id, &is_taken, is_other) else { continue };
             let is_wide = graph.ty(graph.node(id).outputs[0]).dtype == DType::F32;
-            let products = chain.iter().filter(|id| matches!(graph.node(**id).op, Op::Matmul(_))).count();
+            let products: Vec<NodeId> =
+                chain.iter().copied().filter(|id| matches!(graph.node(*id).op, Op::Matmul(_))).collect();
+            let blocks = products.iter().filter_map(|id| block_weights(graph, &consumers, graph.node(*id)));
+            let blocks: Vec<NodeId> = blocks.flatten().collect();
             // A product of f32 without a norm is for epilogues to find.
-            if is_wide && norm.is_none() && products == 1 {
+            if is_wide && norm.is_none() && products.len() == 1 && blocks.is_empty() {
                 continue;
             }
+            chain.extend(blocks);
+            chain.sort();
             chain.iter().for_each(|id| is_taken[id.0 as usize] = true);
             let last = *chain.last().expect("a chain has its product");
             for id in &chain[..chain.len() - 1] {
                 streams.is_absorbed[id.0 as usize] = true;
             }
-            chain.splice(0..0, norm);
+            chain.extend(norm);
+            chain.sort();
             if chain.len() > 1 {
                 streams.ending_at[last.0 as usize] = Some(chain);
             }
@@ -88,7 +96,7 @@ impl Streams {
         let chains: Vec<&Vec<NodeId>> = self.ending_at.iter().flatten().collect();
         for (position, node) in graph.nodes().iter().enumerate() {
             let id = NodeId(position as u32);
-            let takes_norm = |user: &NodeId| chains.iter().any(|chain| chain[0] == id && chain.contains(user));
+            let takes_norm = |user: &NodeId| chains.iter().any(|chain| chain.contains(&id) && chain.contains(user));
             let is_output = graph.outputs().iter().any(|output| node.outputs.contains(&output.value));
             let readers = &users[node.outputs[0].0 as usize];
             if matches!(node.op, Op::RmsNorm(_)) && !is_output && !readers.is_empty() && readers.iter().all(takes_norm)
@@ -110,14 +118,15 @@ fn users_of(graph: &Graph) -> Vec<Vec<NodeId>> {
     users
 }
 
-/// Whether a node multiplies few rows with constant weights.
-fn is_streamed(graph: &Graph, node: &Node, rows_max: usize) -> bool {
+/// Whether a node multiplies few rows with constant weights, or with weights that are made of constant blocks.
+fn is_streamed(graph: &Graph, consumers: &[Option<NodeId>], node: &Node, rows_max: usize) -> bool {
     let Op::Matmul(op) = &node.op else { return false };
     let ty = graph.ty(node.inputs[0]);
     let Some(shape) = ty.shape() else { return false };
     let rows: usize = shape[..shape.len() - 1].iter().product();
     let is_float = matches!(ty.dtype, DType::F16 | DType::BF16 | DType::F32);
-    let is_matrix = graph.constant(node.inputs[1]).is_some_and(|weights| weights.rank() == 2);
+    let is_matrix = graph.constant(node.inputs[1]).is_some_and(|weights| weights.rank() == 2)
+        || block_weights(graph, consumers, node).is_some();
     is_float && is_matrix && !op.transpose_a && (1..=rows_max).contains(&rows)
 }
 
@@ -137,14 +146,14 @@ fn grown(
     users: &[Vec<NodeId>],
     product: NodeId,
     is_taken: &[bool],
-    rows_max: usize,
+    is_streamed: impl Fn(&Node) -> bool,
 ) -> Option<Vec<NodeId>> {
     let node = graph.node(product);
     let is_other = |id: &&NodeId| {
         let other = graph.node(**id);
         **id > product
             && !is_taken[id.0 as usize]
-            && is_streamed(graph, other, rows_max)
+            && is_streamed(other)
             && other.inputs[0] == node.inputs[0]
             && graph.ty(other.outputs[0]) == graph.ty(node.outputs[0])
     };
@@ -204,7 +213,12 @@ mod tests {
             "graph \"\"(%0 \"x\": bf16[1,2], %1 \"r\": bf16[1,2]) {{\n  %2 = constant bf16[2] [1.0, 2.0]\n  \
              %3 = constant bf16[2,2] [1.0, 2.0, 3.0, 4.0]\n{nodes}}}\n"
         );
-        let graph = text::parse(&text_of, &NoConstants).unwrap();
+        fused_text(&text_of, rows_max)
+    }
+
+    /// Names of the nodes of a graph after the pass.
+    fn fused_text(text_of: &str, rows_max: u32) -> String {
+        let graph = text::parse(text_of, &NoConstants).unwrap();
         let costs = StepCosts { streamed_rows: rows_max, ..StepCosts::CORES };
         let fused = fuse_streams(&graph, &costs, &mut Log::default()).unwrap();
         let name = |node: &Node| match &node.op {
@@ -242,6 +256,23 @@ mod tests {
   return \"y\" %8
 ";
         assert_eq!(fused(nodes, 1), "fused(matmul binary), fused(rms_norm matmul binary)");
+    }
+
+    #[test]
+    fn weights_in_blocks_of_few_bits_stay_so() {
+        let text_of = "graph \"\"(%0 \"x\": f32[1,4]) {
+  %1 = constant u8[2,2] [1, 2, 3, 4]
+  %2 = constant f32[2,2] [1.0, 2.0, 3.0, 4.0]
+  %3 = unpack(%1) {to=i4} : i4[2,4]
+  %4 = dequantize(%3, %2) {to=f32, axis=1, block=2} : f32[2,4]
+  %5 = matmul(%0, %4) {transpose_a=false, transpose_b=true} : f32[1,2]
+  return \"y\" %5
+}
+";
+        assert_eq!(fused_text(text_of, 1), "fused(unpack dequantize matmul)");
+        assert_eq!(fused_text(text_of, 0), "unpack, dequantize, matmul");
+        let read_twice = text_of.replace("return \"y\" %5", "return \"y\" %5, \"w\" %4");
+        assert_eq!(fused_text(&read_twice, 1), "unpack, dequantize, matmul");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 pub mod absorb_pads;
 pub mod approximate_gelu;
 pub mod batch_axis;
+mod block_weights;
 pub mod cancel_logs;
 pub mod cut_segments;
 pub mod dynamic_product;
@@ -22,6 +23,7 @@ pub mod fuse_horizontal;
 pub mod fuse_pointwise;
 pub mod fuse_recurrent;
 pub mod fuse_streams;
+pub mod fuse_unpacks;
 pub mod gather_rows;
 pub mod hoist_scales;
 pub mod hoist_softmax;

@@ -15,9 +15,9 @@ use crate::step_costs::StepCosts;
 use crate::{
     absorb_pads, approximate_gelu, cancel_logs, fold_constants, fold_conv_1x1, fold_factors, fold_scales,
     fold_zero_products, fuse_attention, fuse_depthwise, fuse_epilogues, fuse_gathers, fuse_horizontal, fuse_pointwise,
-    fuse_recurrent, fuse_streams, hoist_scales, hoist_softmax, merge_equal, merge_transposes, quantise_weights,
-    recognise_activations, recognise_norms, remove_identities, replace_powers, resolve_dims, simplify_algebra,
-    simplify_concats,
+    fuse_recurrent, fuse_streams, fuse_unpacks, hoist_scales, hoist_softmax, merge_equal, merge_transposes,
+    quantise_weights, recognise_activations, recognise_norms, remove_identities, replace_powers, resolve_dims,
+    simplify_algebra, simplify_concats,
 };
 
 /// One Graph-to-Graph step that keeps the meaning.
@@ -124,6 +124,8 @@ pub const FUSED: &[Pass] = &[
     fuse_horizontal::PASS,
     // Before epilogues, which would part two products of the same rows.
     fuse_streams::PASS,
+    // After streams, which read weights of few bits as they lie.
+    fuse_unpacks::PASS,
     // Before epilogues, which would part the two convolutions.
     fuse_depthwise::PASS,
     // Before pointwise fusion, which would take the activations away from their conv or matmul.

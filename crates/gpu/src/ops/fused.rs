@@ -7,7 +7,7 @@ use precast_ir::Graph;
 use precast_passes::fuse_pointwise::is_pointwise;
 
 use crate::kernel::{Lowered, Operand};
-use crate::ops::{elementwise, fused_epilogue, gather_concat, stream};
+use crate::ops::{elementwise, fused_epilogue, gather_concat, quantize, stream};
 use crate::site::{Layouts, Site};
 
 /// Scratch buffers begin at multiples of this.
@@ -21,6 +21,8 @@ pub fn lower(site: &Site, body: &Graph) -> Result<Option<Lowered>, String> {
             return Ok(Some(lowered));
         }
     } else if let Some(lowered) = stream::lower(site, body) {
+        return Ok(Some(lowered));
+    } else if let Some(lowered) = quantize::lower_unpacked(site, body) {
         return Ok(Some(lowered));
     } else if let Some(lowered) = gather_concat::lower(site, body) {
         return Ok(Some(lowered));

@@ -1,6 +1,7 @@
 //! Conversion between reals and small integers by scale and zero point.
 
 use precast_ir::op::{Dequantize, Quantize, Unpack};
+use precast_ir::{Graph, Node, Op, ValueId};
 use precast_tensor::DType;
 
 use crate::element::{element, memory_type, value_type};
@@ -55,6 +56,47 @@ pub fn lower_unpack(site: &Site, op: &Unpack) -> Option<Lowered> {
     let count = site.out_shape(0).iter().product();
     let body = format!("y[at] = {element};\n");
     Some(Lowered::one("unpack", Kernel::new("unpack", params).for_each(count, "u64", &body)))
+}
+
+/// `dequantize(unpack(bytes))` with blocks along the last axis: a thread makes the elements of a word of bytes.
+pub fn lower_unpacked(site: &Site, body: &Graph) -> Option<Lowered> {
+    let [Node { op: Op::Unpack(unpack), .. }, Node { op: Op::Dequantize(op), inputs, .. }] = body.nodes() else {
+        return None;
+    };
+    let place = |value: ValueId| body.inputs().iter().position(|&input| input == value);
+    let (bits, block, shape) = (unpack.to.bits() as usize, op.block, site.out_shape(0));
+    let (&k, per_word) = (shape.last()?, 32 / bits);
+    let is_whole = k > 0 && block > 0 && k.is_multiple_of(per_word) && block.is_multiple_of(per_word);
+    let is_dense = (0..site.node.inputs.len()).all(|at| site.strides(at) == dense_strides(&site.shape(at), false))
+        && site.out_strides(0) == dense_strides(&shape, false);
+    let (scale, to) = (place(inputs[1])?, memory_type(op.to)?);
+    let is_float = |dtype: DType| matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
+    if !is_whole || !is_dense || op.axis + 1 != shape.len() || !is_float(op.to) || !is_float(site.dtype(scale)) {
+        return None;
+    }
+    let zeros = inputs.get(2).map(|&value| place(value));
+    let mut params = vec![Param::read(0, "x", "u32"), Param::read(scale, "s", memory_type(site.dtype(scale))?)];
+    let mut zero = format!("{}.0f", unpack.to.int_range()?.0.unsigned_abs());
+    if let Some(zeros) = zeros {
+        params.push(Param::read(zeros?, "z", memory_type(site.dtype(zeros?))?));
+        zero.push_str(" + (f32)z[block]");
+    }
+    params.push(Param::write(0, "y", to));
+    let (blocks, mask) = (k.div_ceil(block), (1_u32 << bits) - 1);
+    let body = format!(
+        "const u64 first = at * {per_word};
+const u64 block = first / {k} * {blocks} + first % {k} / {block};
+const u32 word = x[at];
+const f32 scale = to_f32(s[block]), zero = {zero};
+Vec<{to}, {per_word}> line;
+UNROLL for (int i = 0; i < {per_word}; i++)
+    put(&line.at[i], ((f32)(word >> (i * {bits}) & {mask}u) - zero) * scale);
+store_vec<{per_word}>(y + first, line);
+"
+    );
+    let count = shape.iter().product::<usize>() / per_word;
+    let launch = Kernel::new("unpack_blocks", params).for_each(count, "u64", &body);
+    Some(Lowered::one(format!("unpack_blocks.{bits}bit"), launch))
 }
 
 /// A pointwise kernel of x, scale and zero point. Blocks of an axis are an axis of their own, so they have to divide it.

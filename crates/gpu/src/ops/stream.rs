@@ -4,13 +4,12 @@
 use std::fmt::Write as _;
 
 use precast_ir::{Graph, Node, Op, ValueId};
-use precast_tensor::{DType, Tensor};
+use precast_tensor::DType;
 
 use crate::element::{float_literal, memory_type};
-use crate::kernel::{Arch, Launch, Lowered, Operand, STREAM};
+use crate::kernel::{Arch, Launch, Lowered, Operand, STREAM, STREAM_ROWS};
 use crate::ops::epilogue::{Coordinates, Epilogue};
-use crate::ops::gemv::transposed;
-use crate::ops::offsets::common_width;
+use crate::ops::stream_weights::{Form, Weights};
 use crate::ops::tiles::GEMV_ROWS_MAX;
 use crate::site::{Site, dense_strides};
 
@@ -22,8 +21,10 @@ const LINES_AHEAD: usize = 8;
 const BUSY_WARPS: usize = 16;
 /// Rows that a column may read without another.
 const FEW_ROWS: usize = 2;
-/// Shared memory for rows that are normed.
+/// Shared memory for rows.
 const SHARED_BYTES_MAX: usize = 40 << 10;
+/// Bytes between what two lanes read of a row in shared memory, so that those of one line are in different banks.
+const PAD_BYTES: usize = 16;
 
 /// A body that one kernel computes.
 struct Stream<'a> {
@@ -32,7 +33,22 @@ struct Stream<'a> {
     x: usize,
     norm: Option<(usize, f64)>,
     products: Vec<&'a Node>,
+    weights: Vec<Weights>,
     mnk: [usize; 3],
+    lane: Lane,
+}
+
+/// What a lane takes of rows.
+#[derive(Clone, Copy)]
+struct Lane {
+    /// Successive elements along K at a time.
+    lane_k: usize,
+    /// Elements that it reads at once.
+    vec: usize,
+    /// Whether rows are brought to shared memory first.
+    is_staged: bool,
+    /// Elements between what two lanes read there.
+    pad: usize,
 }
 
 /// The kernel of a body; `None` where it is something else.
@@ -44,37 +60,53 @@ pub fn lower(site: &Site, body: &Graph) -> Option<Lowered> {
 impl<'a> Stream<'a> {
     fn of(site: &Site, body: &'a Graph) -> Option<Stream<'a>> {
         let input = |value: ValueId| body.inputs().iter().position(|&input| input == value);
-        let first = body.nodes().first()?;
-        let (rows, norm) = match &first.op {
-            Op::RmsNorm(op) if op.axis + 1 == body.ty(first.inputs[0]).rank() => {
-                (first.outputs[0], Some((input(first.inputs[1])?, op.epsilon)))
-            }
-            _ => (first.inputs[0], None),
-        };
-        let x = input(if norm.is_some() { first.inputs[0] } else { rows })?;
         let products: Vec<&Node> = body.nodes().iter().filter(|node| matches!(node.op, Op::Matmul(_))).collect();
+        let rows = products.first()?.inputs[0];
+        let norm = body.nodes().iter().find(|node| node.outputs[0] == rows);
+        let (x, norm) = match norm.map(|node| (node, &node.op)) {
+            None => (input(rows)?, None),
+            Some((node, Op::RmsNorm(op))) if op.axis + 1 == body.ty(node.inputs[0]).rank() => {
+                (input(node.inputs[0])?, Some((input(node.inputs[1])?, op.epsilon)))
+            }
+            Some(_) => return None,
+        };
         let last = body.ty(products.first()?.outputs[0]).shape()?;
         let (shape, dtype) = (site.shape(x), site.dtype(x));
         let (n, k) = (*last.last()?, *shape.last()?);
         let m = shape.iter().product::<usize>() / k.max(1);
-        let is_product = |node: &&Node| {
-            let Op::Matmul(op) = &node.op else { return false };
-            let weights = input(node.inputs[1]).and_then(|at| site.constant(at));
-            let is_sized = body.ty(node.outputs[0]).shape().as_ref() == Some(&last);
-            let is_matrix = weights.is_some_and(|weights| weights.rank() == 2 && weights.dtype() == dtype);
-            !op.transpose_a && node.inputs[0] == rows && is_matrix && is_sized
-        };
-        let is_dense = (0..site.node.inputs.len())
-            .all(|input| site.strides(input) == dense_strides(&site.shape(input), false))
+        let weights: Vec<Weights> =
+            products.iter().map(|product| Weights::of(site, body, product)).collect::<Option<_>>()?;
+        let form = weights.first()?.form;
+        let is_product =
+            |node: &&Node| node.inputs[0] == rows && body.ty(node.outputs[0]).shape().as_ref() == Some(&last);
+        let is_dense = site.strides(x) == dense_strides(&shape, false)
+            && weights.iter().all(|weights| weights.form == form && weights.is_dense(site))
             && site.out_strides(0) == dense_strides(&site.out_shape(0), false);
         let is_scaled = norm.is_none_or(|(scale, _)| site.shape(scale) == [k] && site.dtype(scale) == dtype);
         let is_float = matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
         let is_sized = (1..=GEMV_ROWS_MAX).contains(&m) && n > 0 && k > 0 && products.len() <= 2;
-        let fits = norm.is_none() || m.next_power_of_two() * k * dtype.size_bytes() <= SHARED_BYTES_MAX;
-        let is_legal = is_dense && is_scaled && is_float && is_sized && fits && products.iter().all(is_product);
-        // One product alone has other tactics too.
-        let is_worth = norm.is_some() || products.len() > 1 || dtype != DType::F32;
-        (is_legal && is_worth).then_some(Stream { body, x, norm, products, mnk: [m, n, k] })
+        let is_legal = is_dense && is_scaled && is_float && is_sized && products.iter().all(is_product);
+        // One product alone with elements has other tactics too.
+        let is_worth = norm.is_some() || products.len() > 1 || dtype != DType::F32 || form != Form::Floats;
+        if !is_legal || !is_worth {
+            return None;
+        }
+        let [lane_k, vec] = form.lane(site.arch.warp as usize, k, dtype)?;
+        let pad = if lane_k > vec { PAD_BYTES / dtype.size_bytes() } else { 0 };
+        let mut stream = Stream {
+            body,
+            x,
+            norm,
+            products,
+            weights,
+            mnk: [m, n, k],
+            lane: Lane { lane_k, vec, is_staged: false, pad },
+        };
+        let staged_bytes = stream.rows_of_text() * (k + k / lane_k * pad) * dtype.size_bytes();
+        let fits = staged_bytes <= SHARED_BYTES_MAX;
+        // Elements of rows are read by each lane once, and by neighbours at once: only norms need them in shared memory.
+        stream.lane.is_staged = norm.is_some() || (fits && pad > 0);
+        (fits || norm.is_none()).then_some(stream)
     }
 
     fn lower(&self, site: &Site) -> Option<Lowered> {
@@ -83,24 +115,27 @@ impl<'a> Stream<'a> {
         let (shape, strides) = (site.out_shape(0), site.out_strides(0));
         let coordinates = Coordinates { column_axis: shape.len() - 1, shape, strides };
         let sums: Vec<ValueId> = self.products.iter().map(|product| product.outputs[0]).collect();
-        let rest: Vec<&Node> =
-            self.body.nodes().iter().filter(|node| !matches!(node.op, Op::Matmul(_) | Op::RmsNorm(_))).collect();
+        let rest: Vec<&Node> = self.body.nodes().iter().filter(|node| !is_before_sums(&node.op)).collect();
         let epilogue = Epilogue::of_sums(site, self.body, &coordinates, &sums, &rest)?;
         let mut packed = Vec::new();
-        let matrices = self.products.iter().map(|product| self.matrix(site, product, &mut packed));
-        let matrices: Vec<Operand> = matrices.collect::<Option<_>>()?;
-        let vec = common_width(16 / dtype.size_bytes(), &[k]);
+        let matrices = self.weights.iter().map(|weights| weights.operands(site, [n, k], &mut packed));
+        let matrices: Vec<Vec<Operand>> = matrices.collect::<Option<_>>()?;
+        let (form, Lane { lane_k, vec, is_staged, pad }) = (self.weights[0].form, self.lane);
         let (rows, columns) = (self.rows_of_text(), columns_of(site.arch, n, m, matrices.len()));
-        let ahead = (LINES_AHEAD / (columns * matrices.len())).clamp(1, k.div_ceil(site.arch.warp as usize * vec));
+        let ahead = (LINES_AHEAD / (columns * matrices.len())).clamp(1, k.div_ceil(site.arch.warp as usize * lane_k));
         let (input, output) = (memory_type(dtype)?, memory_type(site.out_dtype(0))?);
         let mut text = format!("typedef {input} T;\ntypedef {output} Y;\ntypedef f32 Acc;\n");
         let _ = writeln!(text, "constexpr int N = {n}, K = {k}, ROWS = {rows}, COLUMNS = {columns}, WARPS = {WARPS};");
-        let _ = writeln!(text, "constexpr int VEC = {vec}, AHEAD = {ahead}, MATRICES = {};", matrices.len());
+        let _ = writeln!(text, "constexpr int VEC = {vec}, LANE_K = {lane_k}, PAD = {pad};");
+        let _ = writeln!(text, "constexpr int AHEAD = {ahead}, MATRICES = {};", matrices.len());
+        let _ = writeln!(text, "constexpr bool IS_STAGED = {is_staged};");
         let epsilon = float_literal(DType::F32, self.norm.map_or(0.0, |(_, epsilon)| epsilon));
         let _ =
             writeln!(text, "constexpr bool HAS_NORM = {};\nconstexpr f32 EPSILON = {epsilon};", self.norm.is_some());
         let _ = writeln!(text, "DEVICE i64 place(i64 row, int column) {{ return {}; }}", coordinates.place());
         text.push_str(&epilogue.text);
+        text.push_str(STREAM_ROWS);
+        text.push_str(&form.text()?);
         text.push_str(STREAM);
         let mut operands = vec![Operand::Read(self.x as u32)];
         let mut parameters = "Arg<const T, 0> x, ".to_string();
@@ -109,10 +144,14 @@ impl<'a> Stream<'a> {
             parameters.push_str("Arg<const T, 1> scale, ");
         }
         let mut values = Vec::new();
-        for (at, &matrix) in matrices.iter().enumerate() {
-            let _ = write!(parameters, "Arg<const T, {}> b{at}, ", operands.len());
-            operands.push(matrix);
-            values.push(format!("b{at}.get()"));
+        for (at, matrix) in matrices.into_iter().enumerate() {
+            let mut parts = Vec::new();
+            for (operand, (part, ty)) in matrix.into_iter().zip(form.parts().iter().enumerate()) {
+                let _ = write!(parameters, "Arg<const {ty}, {}> b{at}_{part}, ", operands.len());
+                operands.push(operand);
+                parts.push(format!("b{at}_{part}.get()"));
+            }
+            values.push(format!("{{{}}}", parts.join(", ")));
         }
         let [more, members] = epilogue.parameters(operands.len());
         operands.extend(epilogue.operands.iter().map(|(operand, _)| *operand));
@@ -121,7 +160,7 @@ impl<'a> Stream<'a> {
         let _ = write!(
             text,
             "KERNEL(stream_columns, {threads}, {parameters}{more}Arg<Y, {}> y, i64 rows) {{\n    \
-             const T *const matrices[MATRICES] = {{{}}};\n    \
+             const Matrix matrices[MATRICES] = {{{}}};\n    \
              stream(x.get(), {scale}, matrices, Epilogue{{{members}}}, y.rows(), (int)rows);\n}}\n",
             operands.len(),
             values.join(", ")
@@ -141,7 +180,8 @@ impl<'a> Stream<'a> {
             row_bytes,
         };
         let norm = if self.norm.is_some() { "norm+" } else { "" };
-        let name = format!("stream.{norm}{rows}x{columns}x{}{}", matrices.len(), epilogue.suffix);
+        let (count, bits) = (self.weights.len(), form.suffix());
+        let name = format!("stream.{norm}{rows}x{columns}x{count}{bits}{}", epilogue.suffix);
         Some(Lowered { name, launches: vec![launch], scratch_bytes: Vec::new(), packed })
     }
 
@@ -153,18 +193,11 @@ impl<'a> Stream<'a> {
             (rows, Some(_)) => rows.next_power_of_two(),
         }
     }
+}
 
-    /// The matrix of a product with neighbours along K.
-    fn matrix(&self, site: &Site, product: &Node, packed: &mut Vec<Tensor>) -> Option<Operand> {
-        let input = self.body.inputs().iter().position(|&input| input == product.inputs[1])?;
-        let Op::Matmul(op) = &product.op else { return None };
-        if op.transpose_b {
-            return Some(Operand::Read(input as u32));
-        }
-        let [_, n, k] = self.mnk;
-        packed.push(transposed(site.constant(input)?, k, n)?);
-        Some(Operand::Packed(packed.len() as u32 - 1))
-    }
+/// Whether a node is computed before sums are: the norm of rows, products, and what makes their matrices.
+fn is_before_sums(op: &Op) -> bool {
+    matches!(op, Op::Matmul(_) | Op::RmsNorm(_) | Op::Unpack(_) | Op::Dequantize(_))
 }
 
 /// Columns of a warp: one, so that memory is busy from the first warp on; two where there are warps enough and several rows,

@@ -1,8 +1,8 @@
 //! Fused bodies that are not elementwise run node by node.
 
 use precast_ir::op::{
-    Binary, BinaryFn, Concat, Gather, LayerNorm, Matmul, Op, Reduce, ReduceFn, RmsNorm, ScatterFn, ScatterNd, Softmax,
-    Transpose, Unary, UnaryFn,
+    Binary, BinaryFn, Concat, Dequantize, Gather, LayerNorm, Matmul, Op, Reduce, ReduceFn, RmsNorm, ScatterFn,
+    ScatterNd, Softmax, Transpose, Unary, UnaryFn, Unpack,
 };
 use precast_ir::{Graph, ValueId};
 use precast_tensor::{DType, Tensor};
@@ -95,6 +95,114 @@ fn stream_case(dtype: DType, [m, n, k]: [usize; 3], is_normed: bool, is_gated: b
     body.graph.add_output("", ValueId(y));
     let name = format!("stream {dtype} {m}x{n}x{k} normed {is_normed} gated {is_gated} turned {transpose_b}");
     Case::fused_with_constants(&name, body.graph, &inputs, &[1, 2, 3])
+}
+
+/// Weights in blocks: how levels lie, whether they have zero points, and their blocks.
+#[derive(Clone, Copy, Debug)]
+struct Levels {
+    /// The type that bytes are unpacked to; none has them one a byte.
+    unpack: Option<DType>,
+    dtype: DType,
+    has_zeros: bool,
+    block: usize,
+}
+
+/// A body of a decoder's step whose weights are blocks of few bits: rows that may be normed, one product or two, and what follows.
+fn block_case(dtype: DType, [m, n, k]: [usize; 3], levels: Levels, is_normed: bool, is_gated: bool) -> Case {
+    let Levels { unpack, dtype: level, has_zeros, block } = levels;
+    let per_byte = unpack.map_or(1, |to| 8 / to.bits() as usize);
+    let source = |seed| match unpack {
+        Some(_) => numbers(DType::U8, &[n, k / per_byte], seed, 0.0, 255.0),
+        None => numbers(level, &[n, k], seed, if level == DType::I8 { -128.0 } else { 0.0 }, 127.0),
+    };
+    let scale = 2.0 / f64::from(1 << level.bits());
+    let mut inputs = vec![numbers(dtype, &[1, m, k], 1, -1.0, 1.0), numbers(dtype, &[k], 2, 0.5, 1.5)];
+    inputs.push(numbers(dtype, &[1, m, n], 5, -1.0, 1.0));
+    for seed in [3, 4] {
+        inputs.extend([source(seed), numbers(dtype, &[n, k / block], seed + 10, scale / 4.0, scale)]);
+        inputs.push(numbers(level, &[n, k / block], seed + 20, 0.0, 7.0));
+    }
+    let mut body = Body::new(&inputs);
+    let x = if is_normed { body.add(RmsNorm { axis: 2, epsilon: 1e-5 }, &[0, 1]) } else { 0 };
+    let product = |body: &mut Body, first: u32| {
+        let levels = unpack.map_or(first, |to| body.add(Unpack { to }, &[first]));
+        let parts = [levels, first + 1, first + 2];
+        let op = Dequantize { to: dtype, axis: 1, block };
+        let weights = body.add(op, if has_zeros { &parts } else { &parts[..2] });
+        body.add(Matmul { transpose_a: false, transpose_b: true }, &[x, weights])
+    };
+    let mut y = product(&mut body, 3);
+    if is_gated {
+        let other = product(&mut body, 6);
+        let gate = body.add(Unary { func: UnaryFn::Silu, alpha: 1.0, beta: 0.0 }, &[y]);
+        y = body.add(Binary { func: BinaryFn::Mul }, &[gate, other]);
+    } else {
+        y = body.add(Binary { func: BinaryFn::Add }, &[y, 2]);
+    }
+    body.graph.add_output("", ValueId(y));
+    let name = format!("blocks {dtype} {m}x{n}x{k} {levels:?} normed {is_normed} gated {is_gated}");
+    Case::fused_with_constants(&name, body.graph, &inputs, &[1, 3, 4, 5, 6, 7, 8])
+}
+
+/// The ways in which levels of weights lie.
+const LEVELS: [Levels; 6] = [
+    Levels { unpack: Some(DType::I4), dtype: DType::I4, has_zeros: false, block: 32 },
+    Levels { unpack: Some(DType::U4), dtype: DType::U4, has_zeros: true, block: 16 },
+    Levels { unpack: Some(DType::I8), dtype: DType::I8, has_zeros: false, block: 32 },
+    Levels { unpack: None, dtype: DType::U8, has_zeros: true, block: 32 },
+    Levels { unpack: None, dtype: DType::I8, has_zeros: false, block: 16 },
+    Levels { unpack: Some(DType::I4), dtype: DType::I4, has_zeros: false, block: 64 },
+];
+
+#[test]
+fn products_of_few_rows_read_weights_of_few_bits_as_they_lie() {
+    let mut cases = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (at, levels) in LEVELS.into_iter().enumerate() {
+            let (is_normed, is_gated) = (at % 2 == 0, at % 3 == 0);
+            cases.push(block_case(dtype, [1, 40, 192], levels, is_normed, is_gated));
+            cases.push(block_case(dtype, [3, 9, 64], levels, !is_normed, is_gated));
+        }
+        // Rows that are too long for shared memory, and columns enough for several of each warp.
+        cases.push(block_case(dtype, [8, 5, 2304], LEVELS[0], false, false));
+        cases.push(block_case(dtype, [2, 150, 1088], LEVELS[1], true, true));
+    }
+    for case in &cases {
+        assert_eq!(launch_count(case), 1, "{}", case.name);
+    }
+    check(&cases, PLAIN);
+    check(&cases[..14], WIDE);
+    check(&cases[..4], INDIRECT);
+}
+
+#[test]
+fn bytes_become_floats_in_one_launch() {
+    let mut cases = Vec::new();
+    for (to, shape, block, has_zeros) in [
+        (DType::I4, [3, 16], 16, false),
+        (DType::U4, [5, 32], 32, true),
+        (DType::I8, [4, 48], 16, false),
+        (DType::U2, [2, 16], 16, true),
+    ] {
+        let [n, k] = shape;
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let inputs = [
+                numbers(DType::U8, &[n, k * to.bits() as usize / 8], 1, 0.0, 255.0),
+                numbers(dtype, &[n, k / block], 2, 0.1, 1.0),
+                numbers(to, &[n, k / block], 3, 0.0, 3.0),
+            ];
+            let mut body = Body::new(&inputs);
+            let levels = body.add(Unpack { to }, &[0]);
+            let parts = [levels, 1, 2];
+            let y = body.add(Dequantize { to: dtype, axis: 1, block }, if has_zeros { &parts } else { &parts[..2] });
+            cases.push(body.finish(&format!("{to} to {dtype}"), &[y]));
+        }
+    }
+    for case in &cases {
+        assert_eq!(launch_count(case), 1, "{}", case.name);
+    }
+    check(&cases, PLAIN);
+    check(&cases, INDIRECT);
 }
 
 #[test]

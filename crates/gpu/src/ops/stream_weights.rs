@@ -1,0 +1,153 @@
+//! The matrix of a product of few rows as it lies in memory: elements of the rows' type, or levels of few bits with a scale, and
+//! perhaps a zero point, for each block of them.
+
+use std::fmt::Write as _;
+
+use precast_ir::op::{Dequantize, Matmul};
+use precast_ir::{Definition, Graph, Node, Op, ValueId};
+use precast_tensor::{DType, Tensor};
+
+use crate::element::memory_type;
+use crate::kernel::{Operand, STREAM_BLOCKS, STREAM_FLOATS};
+use crate::ops::gemv::transposed;
+use crate::ops::offsets::common_width;
+use crate::site::{Site, dense_strides};
+
+/// Bytes that a lane reads at once.
+const LINE_BYTES: usize = 16;
+
+/// How the matrices of all products of a body lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Form {
+    /// As elements.
+    Floats,
+    /// As levels.
+    Blocks(Blocks),
+}
+
+/// Levels of few bits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Blocks {
+    /// Bits of a level: 4 or 8.
+    bits: usize,
+    /// Successive levels along K that share a scale.
+    block: usize,
+    /// Bits that are the other way round in memory: the highest one of signed bytes.
+    flip: u32,
+    /// The level that stands for 0 where no zero point says another.
+    origin: u32,
+    scales: DType,
+    zeros: Option<DType>,
+}
+
+/// One matrix.
+pub struct Weights {
+    /// How it lies.
+    pub form: Form,
+    /// Positions of its parts among the body's inputs: elements; or levels, scales and zero points.
+    inputs: Vec<usize>,
+    /// Whether elements along K are not neighbours yet.
+    is_turned: bool,
+}
+
+impl Weights {
+    /// The constant matrix of a product in a body; none where it is something else.
+    pub fn of(site: &Site, body: &Graph, product: &Node) -> Option<Weights> {
+        let Op::Matmul(Matmul { transpose_a: false, transpose_b }) = product.op else { return None };
+        let input = |value: ValueId| body.inputs().iter().position(|&input| input == value);
+        let constant = |value: ValueId| input(value).filter(|&at| site.constant(at).is_some());
+        let dtype = body.ty(product.inputs[0]).dtype;
+        if let Some(at) = constant(product.inputs[1]) {
+            let is_matrix = site.shape(at).len() == 2 && site.dtype(at) == dtype;
+            return is_matrix.then_some(Weights { form: Form::Floats, inputs: vec![at], is_turned: !transpose_b });
+        }
+        let node_of = |value: ValueId| match body.value(value).definition {
+            Definition::Node { node, .. } => Some(body.node(node)),
+            _ => None,
+        };
+        let scaling = node_of(product.inputs[1])?;
+        let Op::Dequantize(Dequantize { to, axis: 1, block }) = scaling.op else { return None };
+        let levels = scaling.inputs[0];
+        let unpack = node_of(levels).filter(|node| matches!(node.op, Op::Unpack(_)));
+        let (least, _) = body.ty(levels).dtype.int_range()?;
+        let is_signed_byte = unpack.is_none() && least < 0;
+        let blocks = Blocks {
+            bits: unpack.map_or(8, |_| body.ty(levels).dtype.bits() as usize),
+            block,
+            flip: if is_signed_byte { 1 << 7 } else { 0 },
+            origin: least.unsigned_abs() as u32,
+            scales: body.ty(scaling.inputs[1]).dtype,
+            zeros: scaling.inputs.get(2).map(|&zeros| body.ty(zeros).dtype),
+        };
+        let source = unpack.map_or(levels, |node| node.inputs[0]);
+        let parts = std::iter::once(source).chain(scaling.inputs[1..].iter().copied());
+        let inputs: Vec<usize> = parts.map(constant).collect::<Option<_>>()?;
+        let is_small = matches!(body.ty(levels).dtype, DType::I4 | DType::U4 | DType::I8 | DType::U8);
+        let is_unpacked_byte = unpack.is_some() || body.ty(levels).dtype.bits() == 8;
+        let is_float = matches!(blocks.scales, DType::F16 | DType::BF16 | DType::F32);
+        let is_legal = is_small && is_unpacked_byte && is_float && to == dtype && transpose_b && block > 0;
+        is_legal.then_some(Weights { form: Form::Blocks(blocks), inputs, is_turned: false })
+    }
+
+    /// What a kernel reads of it; elements are turned where they must be.
+    pub fn operands(&self, site: &Site, [n, k]: [usize; 2], packed: &mut Vec<Tensor>) -> Option<Vec<Operand>> {
+        if self.is_turned {
+            packed.push(transposed(site.constant(self.inputs[0])?, k, n)?);
+            return Some(vec![Operand::Packed(packed.len() as u32 - 1)]);
+        }
+        Some(self.inputs.iter().map(|&input| Operand::Read(input as u32)).collect())
+    }
+
+    /// Whether its parts lie in row-major order.
+    pub fn is_dense(&self, site: &Site) -> bool {
+        self.inputs.iter().all(|&input| site.strides(input) == dense_strides(&site.shape(input), false))
+    }
+}
+
+impl Form {
+    /// Successive elements along K that a lane takes at a time, and how many elements of `row_type` it reads at once; none where
+    /// rows do not consist of whole ones.
+    pub fn lane(&self, warp: usize, k: usize, row_type: DType) -> Option<[usize; 2]> {
+        let vec = common_width(LINE_BYTES / row_type.size_bytes(), &[k]);
+        let Form::Blocks(Blocks { bits, block, .. }) = *self else { return Some([vec, vec]) };
+        // Whole words of levels, and of a row as much as lies in one block: the most of it that leaves few lanes idle.
+        let sizes = [16, 8, 4].map(|bytes| bytes * 8 / bits);
+        let is_legal = |size: &usize| k.is_multiple_of(*size) && block.is_multiple_of(*size);
+        let padded = |size: usize| k.next_multiple_of(warp * size);
+        let sizes = sizes.into_iter().filter(is_legal);
+        let best = sizes.min_by_key(|&size| (padded(size), std::cmp::Reverse(size)))?;
+        Some([best, vec.min(best)])
+    }
+
+    /// Lines of text that say how matrices lie, and the text that reads them.
+    pub fn text(&self) -> Option<String> {
+        let Form::Blocks(Blocks { bits, block, flip, origin, scales, zeros }) = *self else {
+            return Some(STREAM_FLOATS.to_string());
+        };
+        let (scale_type, zero_type) = (memory_type(scales)?, memory_type(zeros.unwrap_or(DType::U8))?);
+        let mut text = format!("typedef {scale_type} S;\ntypedef {zero_type} Z;\n");
+        let has_zeros = zeros.is_some();
+        let _ =
+            writeln!(text, "constexpr int BITS = {bits}, BLOCK = {block};\nconstexpr bool HAS_ZEROS = {has_zeros};");
+        let _ = writeln!(text, "constexpr u32 FLIP = {flip}u;\nconstexpr f32 ORIGIN = {origin};");
+        text.push_str(STREAM_BLOCKS);
+        Some(text)
+    }
+
+    /// Types of the parts of a matrix in text.
+    pub fn parts(&self) -> &'static [&'static str] {
+        match self {
+            Form::Floats => &["T"],
+            Form::Blocks(Blocks { zeros: None, .. }) => &["u8", "S"],
+            Form::Blocks(_) => &["u8", "S", "Z"],
+        }
+    }
+
+    /// What a step's name says of it.
+    pub fn suffix(&self) -> String {
+        match self {
+            Form::Floats => String::new(),
+            Form::Blocks(blocks) => format!(".{}bit", blocks.bits),
+        }
+    }
+}
