@@ -1,5 +1,6 @@
 //! A model folder of the shape of Llama 3.2 1B in bf16, with weights drawn at random: 16 layers of 2048, 32 query and 8 key heads
-//! of 64, gated products of 8192, 128256 tokens. Its graph is what the public builder writes. It is for measuring: its
+//! of 64, gated products of 8192, 128256 tokens. Weights of products are bf16 or blocks of 4 bits. Its graph is what the public
+//! builder writes. It is for measuring: its
 //! weights are written where they are needed, and are the same everywhere.
 
 use std::fs::{self, File};
@@ -35,7 +36,21 @@ pub struct LlamaSize {
     pub vocabulary: usize,
     /// Longest sequence.
     pub context: usize,
+    /// What the weights of products are.
+    pub weights: ProductWeights,
 }
+
+/// How weights of products lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProductWeights {
+    /// As bf16.
+    Bf16,
+    /// As 4 bits, with a scale of bf16 for each `BLOCK` of them.
+    Int4,
+}
+
+/// Weights of 4 bits that share a scale.
+const BLOCK: usize = 32;
 
 /// What the anchors of the H200 were measured with.
 pub const LLAMA_1B: LlamaSize = LlamaSize {
@@ -47,6 +62,7 @@ pub const LLAMA_1B: LlamaSize = LlamaSize {
     mlp: 8192,
     vocabulary: 128_256,
     context: 4096,
+    weights: ProductWeights::Bf16,
 };
 
 /// Name of the file of weights.
@@ -62,7 +78,12 @@ impl LlamaSize {
         let qkv = self.hidden * (self.heads + 2 * self.kv_heads) * self.head_size;
         let layer = qkv + self.heads * self.head_size * self.hidden + 3 * self.hidden * self.mlp;
         let cached = self.layers * 2 * self.kv_heads * self.head_size;
-        (2 * (self.layers * layer + self.hidden * self.vocabulary), 2 * cached)
+        let elements = self.layers * layer + self.hidden * self.vocabulary;
+        let bytes = match self.weights {
+            ProductWeights::Bf16 => 2 * elements,
+            ProductWeights::Int4 => elements / 2 + elements / BLOCK * 2,
+        };
+        (bytes, 2 * cached)
     }
 }
 
@@ -73,6 +94,7 @@ pub fn write(folder: &Path, size: LlamaSize) -> Result<()> {
         data: BufWriter::with_capacity(1 << 20, File::create(folder.join(DATA))?),
         end: 0,
         graph: GraphProto::default(),
+        weights: size.weights,
     };
     writer.add_decoder(size)?;
     writer.data.flush()?;
@@ -118,6 +140,8 @@ struct FolderWriter {
     /// Bytes written so far.
     end: u64,
     graph: GraphProto,
+    /// What the weights of products are.
+    weights: ProductWeights,
 }
 
 impl FolderWriter {
@@ -245,9 +269,34 @@ impl FolderWriter {
     }
 
     fn add_product(&mut self, x: &str, weight: &str, [k, n]: [usize; 2], y: &str) -> Result<()> {
-        let weight = format!("{weight}.weight");
-        self.add_weight(&weight, &[k, n], (3.0 / k as f64).sqrt())?;
-        self.add_node("MatMul", &[x, &weight], &[y], vec![]);
+        let (weight, most) = (format!("{weight}.weight"), (3.0 / k as f64).sqrt());
+        match self.weights {
+            ProductWeights::Bf16 => {
+                self.add_weight(&weight, &[k, n], most)?;
+                self.add_node("MatMul", &[x, &weight], &[y], vec![]);
+            }
+            ProductWeights::Int4 => {
+                let (levels, scales) = (format!("{weight}_levels"), format!("{weight}_scales"));
+                let mut words = Pcg64::new(self.graph.initializer.len() as u128);
+                let bytes = (0..k * n / 16).flat_map(|_| words.next_word().to_le_bytes());
+                self.add_bytes(&levels, &[n, k / BLOCK, BLOCK / 2], DataType::Uint8, bytes)?;
+                self.add_tensor(&scales, &[n, k / BLOCK], std::iter::repeat_n(most / 8.0, n * k / BLOCK))?;
+                self.graph.node.push(NodeProto {
+                    input: [x, &levels, &scales].map(str::to_string).to_vec(),
+                    output: vec![y.to_string()],
+                    name: y.to_string(),
+                    op_type: "MatMulNBits".to_string(),
+                    domain: "com.microsoft".to_string(),
+                    attribute: vec![
+                        int("K", k as i64),
+                        int("N", n as i64),
+                        int("bits", 4),
+                        int("block_size", BLOCK as i64),
+                    ],
+                    ..NodeProto::default()
+                });
+            }
+        }
         Ok(())
     }
 
@@ -294,21 +343,32 @@ impl FolderWriter {
         self.add_tensor(name, dims, (0..dims.iter().product()).map(element))
     }
 
-    /// A tensor in bf16, whose bytes go to the file of weights.
+    /// A tensor in bf16.
     fn add_tensor(&mut self, name: &str, dims: &[usize], elements: impl Iterator<Item = f64>) -> Result<()> {
+        self.add_bytes(name, dims, DataType::Bfloat16, elements.flat_map(|element| bf16(element as f32).to_le_bytes()))
+    }
+
+    /// A tensor whose bytes go to the file of weights.
+    fn add_bytes(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        data_type: DataType,
+        bytes: impl Iterator<Item = u8>,
+    ) -> Result<()> {
         let start = self.end.next_multiple_of(ALIGNMENT);
         self.data.write_all(&vec![0; (start - self.end) as usize])?;
         let mut count = 0;
-        for element in elements {
-            self.data.write_all(&bf16(element as f32).to_le_bytes())?;
-            count += 2;
+        for byte in bytes {
+            self.data.write_all(&[byte])?;
+            count += 1;
         }
         self.end = start + count;
         let entry = |key: &str, value: String| StringStringEntryProto { key: key.to_string(), value };
         self.graph.initializer.push(TensorProto {
             name: name.to_string(),
             dims: dims.iter().map(|&dim| dim as i64).collect(),
-            data_type: DataType::Bfloat16 as i32,
+            data_type: data_type as i32,
             data_location: Some(DataLocation::External as i32),
             external_data: vec![
                 entry("location", DATA.to_string()),

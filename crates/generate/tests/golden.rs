@@ -3,9 +3,9 @@
 
 mod support;
 
-use precast::generate::{FinishReason, Generator, GeneratorParams, TextModel, generate};
+use precast::generate::{Generator, TextModel};
 use serde_json::Value;
-use support::{cases, model, model_with, params, rows};
+use support::{cases, check, check_script, model, model_with, params, rows, scripts};
 
 /// Scores may differ from those of other implementations by this much.
 const LOGITS_TOLERANCE: f32 = 1e-4;
@@ -14,23 +14,6 @@ const LOGITS_TOLERANCE: f32 = 1e-4;
 fn edge_cases() -> Vec<Value> {
     let has_prompts = |case: &Value| case.get("prompts").is_some();
     cases("edge_cases.json").into_iter().filter(has_prompts).chain(cases("own_cases.json")).collect()
-}
-
-/// What a case gives with these options on this model.
-fn run(model: &TextModel, params: &GeneratorParams, case: &Value) -> (Vec<Vec<u32>>, Vec<&'static str>) {
-    let prompts = rows(&case["prompts"]);
-    let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
-    let completions = generate(model, None, params, &prompts, &mut |_| (), None).unwrap();
-    let finish = |reason: FinishReason| if reason == FinishReason::Eos { "eos" } else { "length" };
-    let answers = completions.answers.into_iter();
-    answers.map(|answer| (answer.tokens, finish(answer.finish))).unzip()
-}
-
-fn check(model: &TextModel, params: &GeneratorParams, case: &Value, how: &str) {
-    let (tokens, finish) = run(model, params, case);
-    assert_eq!(tokens, rows(&case["generated"]), "{} {how}", case["id"]);
-    let expected: Vec<String> = serde_json::from_value(case["finish"].clone()).unwrap();
-    assert_eq!(finish, expected, "{} {how}", case["id"]);
 }
 
 fn check_logits(model: &TextModel, case: &Value, heads: &[Vec<f32>]) {
@@ -73,22 +56,9 @@ fn golden_edge_cases_give_their_tokens_and_scores() {
 
 #[test]
 fn golden_scripts_of_calls_give_their_tokens() {
-    for case in cases("edge_cases.json").iter().filter(|case| case.get("script").is_some()) {
+    for case in &scripts() {
         let model = model(case["model"].as_str().unwrap());
-        let mut generator = Generator::new(&model, params(&model, case)).unwrap();
-        for call in case["script"].as_array().unwrap() {
-            let number = || call[1].as_u64().unwrap() as usize;
-            match call[0].as_str().unwrap() {
-                "append" => generator.append(&[&serde_json::from_value::<Vec<u32>>(call[1].clone()).unwrap()]).unwrap(),
-                "rewind" => generator.rewind(0, number()).unwrap(),
-                "expect_len" => assert_eq!(generator.len(0), number(), "{}", case["id"]),
-                "next" => {
-                    let tokens: Vec<u32> = (0..number()).map(|_| generator.next().unwrap()[0].id).collect();
-                    assert_eq!(Value::from(tokens), call[2], "{}", case["id"]);
-                }
-                other => panic!("there is no call {other}"),
-            }
-        }
+        check_script(&model, params(&model, case), case, "");
     }
 }
 

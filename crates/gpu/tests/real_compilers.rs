@@ -27,18 +27,44 @@ const NETWORK: &str = r#"graph "network"(%0 "x": f32[2,3,8,8], %1 "w": f32[16,3,
 }
 "#;
 
+/// A product of few and one of many rows with weights that lie as blocks of 4 bits, too many to be made floats once and for all.
+fn block_network() -> String {
+    let list = |count: usize, text: &str| vec![text; count].join(", ");
+    format!(
+        r#"graph "blocks"(%0 "x": f32[1,128], %1 "many": f32[40,128]) {{
+  %2 = constant u8[512,64] [{levels}]
+  %3 = constant f32[512,4] [{scales}]
+  %4 = unpack(%2) {{to=i4}} : i4[512,128]
+  %5 = dequantize(%4, %3) {{to=f32, axis=1, block=32}} : f32[512,128]
+  %6 = matmul(%0, %5) {{transpose_a=false, transpose_b=true}} : f32[1,512]
+  %7 = constant u8[512,64] [{other_levels}]
+  %8 = unpack(%7) {{to=i4}} : i4[512,128]
+  %9 = dequantize(%8, %3) {{to=f32, axis=1, block=32}} : f32[512,128]
+  %10 = matmul(%1, %9) {{transpose_a=false, transpose_b=true}} : f32[40,512]
+  return "y" %6, "z" %10
+}}
+"#,
+        levels = list(512 * 64, "7"),
+        other_levels = list(512 * 64, "8"),
+        scales = list(512 * 4, "0.5"),
+    )
+}
+
 fn compile_for(vendor: precast_driver::Vendor, arch: Arch) {
     let compiler = match RuntimeCompiler::open(vendor) {
         Ok(compiler) => Arc::new(compiler),
         Err(error) => return println!("left out: {error}"),
     };
-    let graph = text::parse(NETWORK, &NoConstants).unwrap();
-    for floats in [FloatPrecision::F32, FloatPrecision::F16] {
-        let options = PassOptions { numerics: Numerics { floats, ..Numerics::default() }, ..PassOptions::default() };
-        let target =
-            GpuTarget::new(arch.clone(), options, compiler.clone(), Arc::new(MemoryKernels::default())).strict();
-        let program = target.compile(&graph, &Bucket::default(), &MemoryStore::default()).unwrap();
-        println!("{} {}: {} steps", arch.name, floats.name(), program.steps.len());
+    for network in [NETWORK, &block_network()] {
+        let graph = text::parse(network, &NoConstants).unwrap();
+        for floats in [FloatPrecision::F32, FloatPrecision::F16] {
+            let options =
+                PassOptions { numerics: Numerics { floats, ..Numerics::default() }, ..PassOptions::default() };
+            let target =
+                GpuTarget::new(arch.clone(), options, compiler.clone(), Arc::new(MemoryKernels::default())).strict();
+            let program = target.compile(&graph, &Bucket::default(), &MemoryStore::default()).unwrap();
+            println!("{} {}: {} steps", arch.name, floats.name(), program.steps.len());
+        }
     }
 }
 

@@ -46,12 +46,14 @@ pub struct TextOptions {
     pub cache: Option<PathBuf>,
     /// Most rows of a decode step.
     pub rows_max: usize,
+    /// Answer every step by reference evaluation: the oracle, slow, and nothing is compiled.
+    pub is_reference: bool,
 }
 
 impl Default for TextOptions {
     fn default() -> TextOptions {
         let (runner, overlays) = (RunnerOptions::default(), Vec::new());
-        TextOptions { runner, device: None, overlays, cache: None, rows_max: ROWS_MAX }
+        TextOptions { runner, device: None, overlays, cache: None, rows_max: ROWS_MAX, is_reference: false }
     }
 }
 
@@ -223,7 +225,8 @@ fn open_decoder(
     };
     let decoder = decoder_graph(model, &config, &runner.passes, machine)?;
     let mut session = SessionOptions {
-        on_miss: on_miss(&config)?,
+        on_miss: if options.is_reference { OnMiss::Reference.into() } else { on_miss(&config)? },
+        background: !options.is_reference,
         startup: Startup::Lazy,
         measures: false,
         device_label: device.label.clone(),

@@ -1,4 +1,4 @@
-//! Text generation on the device: the golden cases of the tests, and how fast one row is decoded.
+//! Text generation on the device: the golden cases of the tests in several settings, and how fast one row is decoded.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -6,19 +6,20 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use precast::device_name::resolve_device;
+use precast::generate::engine::complete;
 use precast::generate::{FinishReason, Generator, GeneratorParams, generate};
 use precast::{LaunchPath, TextFolder, TextOptions, open_text_model};
 use serde_json::Value;
 
 use super::{Bar, Only, Part};
-use crate::llama_folder::{self, LLAMA_1B};
+use crate::llama_folder::{self, LLAMA_1B, LlamaSize, ProductWeights};
 use crate::measure::median;
 use crate::paths;
 
 /// Files of cases.
 const CASES: [&str; 3] = ["golden.json", "edge_cases.json", "own_cases.json"];
-/// Name of the measured model.
-const LLAMA: &str = "llama_1b_bf16";
+/// Largest difference of a score from that of other implementations.
+const SCORE_TOLERANCE: f32 = 1e-4;
 /// Tokens before the first that is measured.
 const CONTEXT: usize = 512;
 /// Steps that are not measured, until the step is captured, and steps that are.
@@ -27,15 +28,54 @@ const STEPS: usize = 200;
 /// What a token may take: 900 tokens a second.
 const TOKEN_US_MAX: f64 = 1e6 / 900.0;
 
+/// How cases are run: what the folder's `precast.json` says, and in which chunks prompts are read.
+struct Setting {
+    name: &'static str,
+    tuning: &'static str,
+    chunk: Option<usize>,
+    /// By the engine, all prompts of a case at once.
+    is_engine: bool,
+}
+
+const SETTINGS: [Setting; 5] = [
+    Setting { name: "as it is", tuning: "{}", chunk: None, is_engine: false },
+    Setting { name: "in chunks of 3", tuning: "{}", chunk: Some(3), is_engine: false },
+    Setting {
+        name: "on one bucket of each kind",
+        tuning: r#"{"length_buckets":[128],"kv_capacity_buckets":[512],"row_buckets":[4]}"#,
+        chunk: None,
+        is_engine: false,
+    },
+    Setting {
+        name: "on odd buckets",
+        tuning: r#"{"length_buckets":[5,7,11],"chunk":11,"kv_capacity_buckets":[20,33,50,140],"row_buckets":[2]}"#,
+        chunk: None,
+        is_engine: false,
+    },
+    Setting { name: "by the engine", tuning: "{}", chunk: None, is_engine: true },
+];
+
+/// The models whose decode step is measured: the one with the bar, and the same with weights of 4 bits.
+const MEASURED: [(&str, ProductWeights); 2] =
+    [("llama_1b_bf16", ProductWeights::Bf16), ("llama_1b_int4", ProductWeights::Int4)];
+
 /// Runs both.
 pub fn bars(only: Only) -> Result<Vec<Bar>> {
     let mut bars = Vec::new();
     if only.has("golden") {
-        bars.extend(CASES.map(|file| golden(file).unwrap_or_else(|error| Bar::failed(Part::Text, file, &error))));
+        for setting in &SETTINGS {
+            let mut folders = Folders::default();
+            for file in CASES {
+                let name = format!("cases of {file} with other tokens, {}", setting.name);
+                let bar = folders.golden(file, setting, &name);
+                bars.push(bar.unwrap_or_else(|error| Bar::failed(Part::Text, name, &error)));
+            }
+        }
     }
-    if only.has(LLAMA) {
-        let name = format!("decode of {LLAMA}, batch 1, context {CONTEXT}");
-        bars.push(decode(&name).unwrap_or_else(|error| Bar::failed(Part::Text, name, &error)));
+    for (model, weights) in MEASURED.into_iter().filter(|(model, _)| only.has(model)) {
+        let name = format!("decode of {model}, batch 1, context {CONTEXT}");
+        let size = LlamaSize { weights, ..LLAMA_1B };
+        bars.push(decode(&name, model, size).unwrap_or_else(|error| Bar::failed(Part::Text, name, &error)));
     }
     Ok(bars)
 }
@@ -50,53 +90,137 @@ fn open(folder: &Path) -> Result<TextFolder> {
     Ok(open_text_model(folder, &options)?)
 }
 
-/// Cases whose tokens differ from those of other implementations.
-fn golden(file: &str) -> Result<Bar> {
-    let cases: Value = serde_json::from_slice(&std::fs::read(data().join(file))?)?;
-    let cases = cases["cases"].as_array().context("a file of cases has a list of them")?;
-    let cases: Vec<&Value> = cases.iter().filter(|case| case.get("prompts").is_some()).collect();
-    let mut folders: Vec<(String, TextFolder)> = Vec::new();
-    let mut wrong = Vec::new();
-    for case in &cases {
-        let name = case["model"].as_str().context("a case has a model")?;
-        if !folders.iter().any(|(known, _)| known == name) {
-            folders.push((name.to_string(), open(&data().join(name))?));
-        }
-        let folder = &folders.iter().find(|(known, _)| known == name).context("just opened")?.1;
-        match is_answered(folder, case) {
-            Ok(true) => {}
-            Ok(false) => wrong.push(case["id"].to_string()),
-            Err(error) => wrong.push(format!("{}: {error:#}", case["id"])),
-        }
-    }
-    let note = format!("of {} {}", cases.len(), wrong.join(", "));
-    Ok(Bar::none(Part::Text, format!("cases of {file} with other tokens"), wrong.len(), note.trim()))
+/// Folders of the cases with the `precast.json` of a setting, each opened once.
+#[derive(Default)]
+struct Folders {
+    opened: Vec<(String, TextFolder)>,
 }
 
-/// Whether a case gives its tokens.
-fn is_answered(folder: &TextFolder, case: &Value) -> Result<bool> {
+impl Folders {
+    fn of(&mut self, name: &str, setting: &Setting) -> Result<&TextFolder> {
+        if !self.opened.iter().any(|(known, _)| known == name) {
+            let folder = tempfile::tempdir()?;
+            for entry in std::fs::read_dir(data().join(name))? {
+                let path = entry?.path();
+                std::fs::copy(&path, folder.path().join(path.file_name().context("a file has a name")?))?;
+            }
+            std::fs::write(folder.path().join("precast.json"), setting.tuning)?;
+            self.opened.push((name.to_string(), open(folder.path())?));
+        }
+        Ok(&self.opened.iter().find(|(known, _)| known == name).context("just opened")?.1)
+    }
+
+    /// Cases whose tokens differ from those of other implementations.
+    fn golden(&mut self, file: &str, setting: &Setting, name: &str) -> Result<Bar> {
+        let cases: Value = serde_json::from_slice(&std::fs::read(data().join(file))?)?;
+        let cases = cases["cases"].as_array().context("a file of cases has a list of them")?;
+        let is_meant = |case: &&Value| !setting.is_engine || (case.get("prompts").is_some() && !has_beams(case));
+        let cases: Vec<&Value> = cases.iter().filter(is_meant).collect();
+        let mut wrong = Vec::new();
+        for case in &cases {
+            let model = case["model"].as_str().context("a case has a model")?;
+            match self.of(model, setting).and_then(|folder| difference(folder, case, setting)) {
+                Ok(None) => {}
+                Ok(Some(difference)) => wrong.push(format!("{}: {difference}", case["id"])),
+                Err(error) => wrong.push(format!("{}: {error:#}", case["id"])),
+            }
+        }
+        let note = format!("of {} {}", cases.len(), wrong.join(", "));
+        Ok(Bar::none(Part::Text, name, wrong.len(), note.trim()))
+    }
+}
+
+fn has_beams(case: &Value) -> bool {
+    case["search"]["num_beams"].as_u64().is_some_and(|beams| beams > 1)
+}
+
+fn params_of(folder: &TextFolder, case: &Value, setting: &Setting) -> Result<GeneratorParams> {
     let mut params = GeneratorParams::new(folder.model.config().search.clone());
     for (name, value) in case["search"].as_object().into_iter().flatten() {
         params.set(name, &value.to_string())?;
     }
     params.max_new_tokens = case["max_new_tokens"].as_u64().map(|count| count as usize);
+    params.search.chunk_size = setting.chunk.or(params.search.chunk_size);
+    Ok(params)
+}
+
+/// What is different in the answers to a case.
+fn difference(folder: &TextFolder, case: &Value, setting: &Setting) -> Result<Option<&'static str>> {
+    let params = params_of(folder, case, setting)?;
+    if case.get("script").is_some() {
+        return Ok((!follows_script(folder, params, case)?).then_some("calls"));
+    }
     let prompts: Vec<Vec<u32>> = serde_json::from_value(case["prompts"].clone())?;
     let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
-    let answers = generate(&folder.model, None, &params, &prompts, &mut |_| (), None)?.answers;
+    let answers = match setting.is_engine {
+        true => complete(&folder.engine(folder.engine_options())?, &params, None, &prompts, &mut |_| ())?.answers,
+        false => generate(&folder.model, None, &params, &prompts, &mut |_| (), None)?.answers,
+    };
     let expected: Vec<Vec<u32>> = serde_json::from_value(case["generated"].clone())?;
     let finish: Vec<String> = serde_json::from_value(case["finish"].clone())?;
     let is_same = |((answer, tokens), finish): ((&precast::generate::Completion, &Vec<u32>), &String)| {
         let found = if answer.finish == FinishReason::Eos { "eos" } else { "length" };
         answer.tokens == *tokens && found == finish
     };
-    Ok(answers.len() == expected.len() && answers.iter().zip(&expected).zip(&finish).all(is_same))
+    if answers.len() != expected.len() || !answers.iter().zip(&expected).zip(&finish).all(is_same) {
+        return Ok(Some("tokens"));
+    }
+    let is_checked = !has_beams(case) && !setting.is_engine;
+    Ok((is_checked && !has_scores(folder, params, case, &prompts)?).then_some("scores"))
+}
+
+/// Whether the first scores behind prompts are those of the case, where it has them.
+fn has_scores(folder: &TextFolder, params: GeneratorParams, case: &Value, prompts: &[&[u32]]) -> Result<bool> {
+    let heads: Vec<Vec<f32>> = match (case.get("first_logits_head"), case.get("first_logits_row0_head")) {
+        (Some(heads), _) => serde_json::from_value(heads.clone())?,
+        (None, Some(head)) => vec![serde_json::from_value(head.clone())?],
+        (None, None) => return Ok(true),
+    };
+    let mut generator = Generator::new(&folder.model, params)?;
+    generator.append(prompts)?;
+    for (row, head) in heads.iter().enumerate() {
+        let found = generator.logits(row)?;
+        if found.iter().zip(head).any(|(found, expected)| (found - expected).abs() > SCORE_TOLERANCE) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether calls give what a case says.
+fn follows_script(folder: &TextFolder, params: GeneratorParams, case: &Value) -> Result<bool> {
+    let mut generator = Generator::new(&folder.model, params)?;
+    for call in case["script"].as_array().into_iter().flatten() {
+        let number = || call[1].as_u64().map(|number| number as usize).context("a call has a number");
+        let is_right = match call[0].as_str() {
+            Some("append") => {
+                generator.append(&[&serde_json::from_value::<Vec<u32>>(call[1].clone())?])?;
+                true
+            }
+            Some("rewind") => {
+                generator.rewind(0, number()?)?;
+                true
+            }
+            Some("expect_len") => generator.len(0) == number()?,
+            Some("next") => {
+                let next = |_| Ok::<u32, anyhow::Error>(generator.next()?.first().context("a row has a token")?.id);
+                let tokens = (0..number()?).map(next).collect::<Result<Vec<u32>>>()?;
+                Value::from(tokens) == call[2]
+            }
+            other => anyhow::bail!("there is no call {other:?}"),
+        };
+        if !is_right {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Time of a token.
-fn decode(name: &str) -> Result<Bar> {
-    let folder = paths::cache().join("models").join(LLAMA);
+fn decode(name: &str, model: &str, size: LlamaSize) -> Result<Bar> {
+    let folder = paths::cache().join("models").join(model);
     if !folder.join("genai_config.json").exists() {
-        llama_folder::write(&folder, LLAMA_1B)?;
+        llama_folder::write(&folder, size)?;
     }
     let opened = open(&folder)?;
     let mut params = GeneratorParams::new(opened.model.config().search.clone()).max_new_tokens(WARM_STEPS + STEPS + 1);
@@ -109,7 +233,7 @@ fn decode(name: &str) -> Result<Bar> {
             seen.push(report.device.launch);
         }
     }));
-    let prompt: Vec<u32> = (0..CONTEXT as u32).map(|at| at * 241 % LLAMA_1B.vocabulary as u32).collect();
+    let prompt: Vec<u32> = (0..CONTEXT as u32).map(|at| at * 241 % size.vocabulary as u32).collect();
     let begun = Instant::now();
     generator.append(&[&prompt])?;
     generator.next()?;
@@ -127,7 +251,7 @@ fn decode(name: &str) -> Result<Bar> {
     let replayed = launches.iter().rev().take(STEPS).filter(|launch| **launch == LaunchPath::Replayed).count();
     ensure!(replayed == STEPS, "only {replayed} of {STEPS} steps were replayed");
     let token_us = median(times);
-    let (weights, cached) = LLAMA_1B.bytes_of_step();
+    let (weights, cached) = size.bytes_of_step();
     let bytes = weights + CONTEXT * cached;
     let note = format!(
         "{:.0} tokens/s, {:.2} TB/s, one replay a token; compiling and the first token {first_s:.1} s",

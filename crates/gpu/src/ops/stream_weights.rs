@@ -15,6 +15,8 @@ use crate::site::{Site, dense_strides};
 
 /// Bytes that a lane reads at once.
 const LINE_BYTES: usize = 16;
+/// The highest bit of a byte.
+const SIGN: u32 = 1 << 7;
 
 /// How the matrices of all products of a body lie.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,12 +72,17 @@ impl Weights {
         let levels = scaling.inputs[0];
         let unpack = node_of(levels).filter(|node| matches!(node.op, Op::Unpack(_)));
         let (least, _) = body.ty(levels).dtype.int_range()?;
-        let is_signed_byte = unpack.is_none() && least < 0;
+        // Levels that are not packed lie one a byte, signed ones with their sign.
+        let (bits, flip, origin) = match unpack {
+            Some(_) => (body.ty(levels).dtype.bits() as usize, 0, least.unsigned_abs() as u32),
+            None if least < 0 => (8, SIGN, SIGN),
+            None => (8, 0, 0),
+        };
         let blocks = Blocks {
-            bits: unpack.map_or(8, |_| body.ty(levels).dtype.bits() as usize),
+            bits,
             block,
-            flip: if is_signed_byte { 1 << 7 } else { 0 },
-            origin: least.unsigned_abs() as u32,
+            flip,
+            origin,
             scales: body.ty(scaling.inputs[1]).dtype,
             zeros: scaling.inputs.get(2).map(|&zeros| body.ty(zeros).dtype),
         };
@@ -83,9 +90,8 @@ impl Weights {
         let parts = std::iter::once(source).chain(scaling.inputs[1..].iter().copied());
         let inputs: Vec<usize> = parts.map(constant).collect::<Option<_>>()?;
         let is_small = matches!(body.ty(levels).dtype, DType::I4 | DType::U4 | DType::I8 | DType::U8);
-        let is_unpacked_byte = unpack.is_some() || body.ty(levels).dtype.bits() == 8;
         let is_float = matches!(blocks.scales, DType::F16 | DType::BF16 | DType::F32);
-        let is_legal = is_small && is_unpacked_byte && is_float && to == dtype && transpose_b && block > 0;
+        let is_legal = is_small && is_float && to == dtype && transpose_b && block > 0;
         is_legal.then_some(Weights { form: Form::Blocks(blocks), inputs, is_turned: false })
     }
 

@@ -113,7 +113,10 @@ fn block_case(dtype: DType, [m, n, k]: [usize; 3], levels: Levels, is_normed: bo
     let per_byte = unpack.map_or(1, |to| 8 / to.bits() as usize);
     let source = |seed| match unpack {
         Some(_) => numbers(DType::U8, &[n, k / per_byte], seed, 0.0, 255.0),
-        None => numbers(level, &[n, k], seed, if level == DType::I8 { -128.0 } else { 0.0 }, 127.0),
+        None => {
+            let (least, most) = level.int_range().unwrap();
+            numbers(level, &[n, k], seed, least as f64, most as f64)
+        }
     };
     let scale = 2.0 / f64::from(1 << level.bits());
     let mut inputs = vec![numbers(dtype, &[1, m, k], 1, -1.0, 1.0), numbers(dtype, &[k], 2, 0.5, 1.5)];
@@ -145,13 +148,14 @@ fn block_case(dtype: DType, [m, n, k]: [usize; 3], levels: Levels, is_normed: bo
 }
 
 /// The ways in which levels of weights lie.
-const LEVELS: [Levels; 6] = [
+const LEVELS: [Levels; 7] = [
     Levels { unpack: Some(DType::I4), dtype: DType::I4, has_zeros: false, block: 32 },
     Levels { unpack: Some(DType::U4), dtype: DType::U4, has_zeros: true, block: 16 },
     Levels { unpack: Some(DType::I8), dtype: DType::I8, has_zeros: false, block: 32 },
     Levels { unpack: None, dtype: DType::U8, has_zeros: true, block: 32 },
     Levels { unpack: None, dtype: DType::I8, has_zeros: false, block: 16 },
     Levels { unpack: Some(DType::I4), dtype: DType::I4, has_zeros: false, block: 64 },
+    Levels { unpack: None, dtype: DType::I4, has_zeros: false, block: 32 },
 ];
 
 #[test]
@@ -171,7 +175,7 @@ fn products_of_few_rows_read_weights_of_few_bits_as_they_lie() {
         assert_eq!(launch_count(case), 1, "{}", case.name);
     }
     check(&cases, PLAIN);
-    check(&cases[..14], WIDE);
+    check(&cases[..16], WIDE);
     check(&cases[..4], INDIRECT);
 }
 
