@@ -425,22 +425,25 @@ mod tests {
 
     #[test]
     fn a_small_one_opens_and_answers() {
-        let folder = tempfile::tempdir().unwrap();
-        let size = LlamaSize {
-            layers: 2,
-            hidden: 32,
-            heads: 4,
-            kv_heads: 2,
-            head_size: 8,
-            mlp: 48,
-            vocabulary: 64,
-            context: 64,
-        };
-        write(folder.path(), size).unwrap();
-        let opened = open_text_model(folder.path(), &TextOptions::default()).unwrap();
-        let params = GeneratorParams::new(opened.model.config().search.clone()).max_new_tokens(4);
-        let answers = generate(&opened.model, None, &params, &[&[5, 6, 7]], &mut |_| (), None).unwrap().answers;
-        assert!(!answers[0].tokens.is_empty());
+        for weights in [ProductWeights::Bf16, ProductWeights::Int4] {
+            let folder = tempfile::tempdir().unwrap();
+            let size = LlamaSize {
+                layers: 2,
+                hidden: 32,
+                heads: 4,
+                kv_heads: 2,
+                head_size: 8,
+                mlp: 64,
+                vocabulary: 64,
+                context: 64,
+                weights,
+            };
+            write(folder.path(), size).unwrap();
+            let opened = open_text_model(folder.path(), &TextOptions::default()).unwrap();
+            let params = GeneratorParams::new(opened.model.config().search.clone()).max_new_tokens(4);
+            let answers = generate(&opened.model, None, &params, &[&[5, 6, 7]], &mut |_| (), None).unwrap().answers;
+            assert!(!answers[0].tokens.is_empty());
+        }
     }
 
     #[test]
