@@ -120,6 +120,9 @@ impl EngineCore {
         row.tokens.truncate(length);
         row.is_generated.truncate(length);
         let cached = row.cached.min(length.saturating_sub(1));
+        // A page that others may find is never written again: what is left of it is run on a page of the row's own.
+        let is_shared = row.chain.len() > cached / self.limits.page_tokens;
+        let cached = if is_shared { cached - cached % self.limits.page_tokens } else { cached };
         self.runner.forget(id);
         self.keep_pages(id, cached);
         true
@@ -642,6 +645,7 @@ impl EngineCore {
         if let Some((page, count)) = counts.iter().find(|(page, count)| self.pool.count(**page) != **count) {
             return Err(format!("page {} is held {count} times and counted {}", page.0, self.pool.count(*page)));
         }
+        let named: BTreeSet<PageId> = self.prefix.pages().collect();
         let mut owners: BTreeMap<PageId, usize> = BTreeMap::new();
         for row in self.rows.values() {
             row.pages.iter().for_each(|page| *owners.entry(*page).or_default() += 1);
@@ -651,8 +655,8 @@ impl EngineCore {
             if cached > row.pages.len() * page_tokens || cached > length {
                 return Err(format!("row {id} has {cached} tokens cached of {length}, on {} pages", row.pages.len()));
             }
-            let open = row.pages.iter().skip(cached / page_tokens);
-            if let Some(page) = open.into_iter().find(|page| owners[page] > 1) {
+            let mut open = row.pages.iter().skip(cached / page_tokens);
+            if let Some(page) = open.find(|page| owners[page] > 1 || named.contains(page)) {
                 return Err(format!("page {} is not full, and row {id} shares it", page.0));
             }
             if row.state == RowState::Queued && row.tokens.is_empty() {

@@ -3,7 +3,7 @@
 //! against rows that are alone in the world.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -158,6 +158,15 @@ struct Load {
     /// The step before which it is cancelled.
     cancelled: Option<usize>,
     priority: u8,
+    /// What is done when a turn has ended, one after another.
+    moves: Vec<Move>,
+}
+
+/// What is done with a row whose turn has ended.
+#[derive(Clone, Debug)]
+enum Move {
+    Continue(Vec<u32>),
+    Rewind,
 }
 
 fn search_options(load: &Load, length_max: usize) -> SearchOptions {
@@ -166,23 +175,55 @@ fn search_options(load: &Load, length_max: usize) -> SearchOptions {
     SearchOptions { params, seed, eos, length_max, tokenizer: None, guide: None }
 }
 
-/// What the row says when it is alone.
-fn alone(load: &Load, length_max: usize) -> (Vec<u32>, FinishReason) {
+/// A turn: tokens that were told, and how it ended.
+type Turn = (Vec<u32>, Option<FinishReason>);
+
+/// What the row says when it is alone, turn by turn.
+fn turns_alone(load: &Load, length_max: usize) -> Vec<Turn> {
     let mut search = RowSearch::new(search_options(load, length_max), 0).unwrap();
     let mut tokens = load.prompt.clone();
     let mut is_generated = vec![false; tokens.len()];
+    let mut begins = vec![0];
+    let mut turns = vec![turn_alone(&mut search, &mut tokens, &mut is_generated)];
+    for next in &load.moves {
+        match next {
+            Move::Rewind => {
+                let Some(length) = begins.pop() else { continue };
+                tokens.truncate(length);
+                is_generated.truncate(length);
+            }
+            Move::Continue(new) if tokens.len() + new.len() < length_max => {
+                begins.push(tokens.len());
+                tokens.extend(new);
+                is_generated.resize(tokens.len(), false);
+                search.begin_turn();
+                turns.push(turn_alone(&mut search, &mut tokens, &mut is_generated));
+            }
+            Move::Continue(_) => {}
+        }
+    }
+    turns
+}
+
+fn turn_alone(search: &mut RowSearch, tokens: &mut Vec<u32>, is_generated: &mut Vec<bool>) -> Turn {
     let mut told = Vec::new();
     loop {
-        let chosen = search.choose(&scores_behind(&tokens), &tokens, &is_generated).unwrap();
+        let chosen = search.choose(&scores_behind(tokens), tokens, is_generated).unwrap();
         told.push(chosen.id);
         if chosen.is_kept {
             tokens.push(chosen.id);
             is_generated.push(true);
         }
-        if let Some(reason) = chosen.finish {
-            return (told, reason);
+        if chosen.finish.is_some() {
+            return (told, chosen.finish);
         }
     }
+}
+
+/// What the row says when it is alone, in its only turn.
+fn alone(load: &Load, length_max: usize) -> (Vec<u32>, FinishReason) {
+    let (told, reason) = turns_alone(load, length_max).remove(0);
+    (told, reason.unwrap())
 }
 
 struct Simulation {
@@ -191,6 +232,8 @@ struct Simulation {
     limits: EngineLimits,
     speculation: SpeculativeConfig,
     queues: BTreeMap<RowId, Arc<EventQueue>>,
+    /// What is still to be done with rows whose turns end.
+    moves: BTreeMap<RowId, VecDeque<Move>>,
 }
 
 const PLAIN: SpeculativeConfig = SpeculativeConfig {
@@ -211,12 +254,13 @@ impl Simulation {
             is_divisible: true,
         };
         let core = EngineCore::new(Box::new(runner), limits.clone());
-        Simulation { core, wishes, limits, speculation, queues: BTreeMap::new() }
+        Simulation { core, wishes, limits, speculation, queues: BTreeMap::new(), moves: BTreeMap::new() }
     }
 
     fn add(&mut self, id: u64, load: &Load) {
         let events = EventQueue::new(1);
         self.queues.insert(RowId(id), events.clone());
+        self.moves.insert(RowId(id), load.moves.clone().into());
         self.core.add(Row {
             id: RowId(id),
             answer: 0,
@@ -236,7 +280,7 @@ impl Simulation {
             ready: 0,
             failures: 0,
             is_told_of_wait: false,
-            keeps_turn: false,
+            keeps_turn: !load.moves.is_empty(),
             deadline: None,
             search: RowSearch::new(search_options(load, self.limits.length_max), 0).unwrap(),
             speculation: Speculation::new(&self.speculation),
@@ -252,7 +296,25 @@ impl Simulation {
         self.core.check_invariants().unwrap();
         let largest = self.wishes.lock().unwrap().largest;
         assert!(largest.0 <= self.limits.rows_max && largest.1 <= self.limits.tokens_max, "{largest:?}");
+        self.make_moves();
         outcome
+    }
+
+    /// Goes on with rows whose turn has ended, or takes it back; rows with nothing more to do are let go.
+    fn make_moves(&mut self) {
+        for (&id, moves) in &mut self.moves {
+            while self.core.is_parked(id) {
+                match moves.pop_front() {
+                    Some(Move::Continue(tokens)) => drop(self.core.continue_turn(id, &tokens)),
+                    Some(Move::Rewind) => assert!(self.core.rewind_turn(id) || self.core.tokens(id).is_some()),
+                    None => {
+                        self.queues[&id].cancel();
+                        break;
+                    }
+                }
+                self.core.check_invariants().unwrap();
+            }
+        }
     }
 
     /// Steps until nothing is open.
@@ -264,22 +326,34 @@ impl Simulation {
             steps += 1;
             assert!(steps < 100_000, "rows do not come to an end");
         }
+        // Turns that nobody goes on with are let go by the step behind them.
+        self.step();
         steps
     }
 
-    /// Tokens that were told of a row, and how it ended.
-    fn told(&self, id: u64) -> (Vec<u32>, Option<FinishReason>) {
-        let (mut tokens, mut reason) = (Vec::new(), None);
+    /// What was told of a row, turn by turn.
+    fn turns(&self, id: u64) -> Vec<Turn> {
+        let mut turns: Vec<Turn> = Vec::new();
         while let Some(event) = self.queues[&RowId(id)].next(Some(Duration::ZERO)) {
-            assert_eq!(reason, None, "nothing comes behind the end");
+            if turns.last().is_none_or(|(_, reason)| reason.is_some()) {
+                turns.push((Vec::new(), None));
+            }
+            let (tokens, reason) = turns.last_mut().unwrap();
             match event {
                 Event::Token(token) => tokens.push(token.id),
-                Event::Finished { reason: found, .. } => reason = Some(found),
+                Event::Finished { reason: found, .. } => *reason = Some(found),
                 Event::Blocked => {}
                 Event::Failed { message, .. } => panic!("row {id} failed: {message}"),
             }
         }
-        (tokens, reason)
+        turns
+    }
+
+    /// Tokens that were told of a row in its only turn, and how it ended.
+    fn told(&self, id: u64) -> Turn {
+        let mut turns = self.turns(id);
+        assert!(turns.len() <= 1, "nothing comes behind the end");
+        turns.pop().unwrap_or_default()
     }
 
     /// Every page is free, or only the prefix cache holds it.
@@ -313,16 +387,25 @@ fn load() -> impl Strategy<Value = Load> {
         prompt
     });
     let seed = prop::option::of(0u64..1000);
-    (prompt, 1usize..24, seed, 0usize..30, prop::option::weighted(0.2, 0usize..60), 0u8..3).prop_map(
-        |(prompt, max_new_tokens, seed, arrives, cancelled, priority)| Load {
+    let cancelled = prop::option::weighted(0.2, 0usize..60);
+    (prompt, 1usize..24, seed, 0usize..30, cancelled, 0u8..3, moves()).prop_map(
+        |(prompt, max_new_tokens, seed, arrives, cancelled, priority, moves)| Load {
             prompt,
             max_new_tokens,
             seed,
             arrives,
             cancelled,
             priority,
+            moves,
         },
     )
+}
+
+/// Turns that go on, and turns that are taken back, of some rows.
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let go_on = prop::collection::vec(1u32..5, 1..6).prop_map(Move::Continue);
+    let some = prop::collection::vec(prop_oneof![2 => go_on, 1 => Just(Move::Rewind)], 1..6);
+    prop_oneof![3 => Just(Vec::new()), 1 => some]
 }
 
 fn any_limits() -> impl Strategy<Value = EngineLimits> {
@@ -383,18 +466,21 @@ proptest! {
         simulation.finish();
         simulation.assert_all_pages_are_back();
         for (id, load) in loads.iter().enumerate() {
-            let (tokens, reason) = simulation.told(id as u64);
-            let (expected, expected_reason) = alone(load, limits.length_max);
-            match reason {
-                Some(FinishReason::Cancelled) => prop_assert!(expected.starts_with(&tokens)),
-                reason => prop_assert_eq!((tokens, reason), (expected, Some(expected_reason))),
+            let (mut turns, expected) = (simulation.turns(id as u64), turns_alone(load, limits.length_max));
+            if let Some((tokens, _)) = turns.pop_if(|(_, reason)| *reason == Some(FinishReason::Cancelled)) {
+                prop_assert!(expected[turns.len()].0.starts_with(&tokens));
+            }
+            match load.cancelled {
+                Some(_) => prop_assert!(expected.starts_with(&turns)),
+                None => prop_assert_eq!(turns, expected),
             }
         }
     }
 }
 
 fn a_load(prompt: &[u32], max_new_tokens: usize) -> Load {
-    Load { prompt: prompt.to_vec(), max_new_tokens, seed: None, arrives: 0, cancelled: None, priority: 0 }
+    let (seed, arrives, cancelled, priority, moves) = (None, 0, None, 0, Vec::new());
+    Load { prompt: prompt.to_vec(), max_new_tokens, seed, arrives, cancelled, priority, moves }
 }
 
 /// A load of several rows that share, wait and are preempted.
@@ -438,6 +524,25 @@ fn a_step_that_fails_at_any_time_leaves_everything_as_it_was() {
             assert_eq!(simulation.told(id as u64), (expected, Some(reason)), "row {id}, failing at {failing}");
         }
     }
+}
+
+#[test]
+fn a_page_that_others_may_find_is_not_written_again_after_a_turn_is_taken_back() {
+    let limits = EngineLimits { prefix_caching: true, ..limits(4, 60) };
+    let first = Load { moves: Vec::new(), ..a_load(&[1, 2, 3, 1, 2, 3], 5) };
+    let said = [&first.prompt[..], &alone(&first, limits.length_max).0].concat();
+    assert_eq!(said.len() % 4, 3, "one more token fills a page");
+    let taken_back = Load { moves: vec![Move::Continue(vec![1]), Move::Rewind, Move::Continue(vec![4])], ..first };
+    let mut simulation = Simulation::new(limits.clone(), PLAIN);
+    simulation.add(0, &taken_back);
+    simulation.finish();
+    assert_eq!(simulation.turns(0), turns_alone(&taken_back, limits.length_max));
+    // It finds the page of the turn that was taken back.
+    let other = a_load(&[&said[..], &[1, 1]].concat(), 9);
+    simulation.add(1, &other);
+    simulation.finish();
+    assert_eq!(simulation.told(1).0, alone(&other, limits.length_max).0);
+    assert!(simulation.core.metrics().prefix_hit_tokens >= 12);
 }
 
 #[test]
