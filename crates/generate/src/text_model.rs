@@ -60,11 +60,15 @@ pub enum StepError {
     Tensor(#[from] TensorError),
 }
 
+/// Opens a decoder anew, on its device; says why where that cannot be.
+pub type Reopen = Arc<dyn Fn() -> Result<TextModel, String> + Send + Sync>;
+
 /// A decoder on a device.
 #[derive(Clone)]
 pub struct TextModel {
     shared: Arc<TextModelParts>,
     spare: Arc<SpareMemory>,
+    reopen: Option<Reopen>,
 }
 
 /// What a TextModel is made of.
@@ -112,7 +116,18 @@ pub struct StepOutputs {
 impl TextModel {
     /// A decoder of these parts.
     pub fn new(parts: TextModelParts) -> TextModel {
-        TextModel { shared: Arc::new(parts), spare: Arc::default() }
+        TextModel { shared: Arc::new(parts), spare: Arc::default(), reopen: None }
+    }
+
+    /// The same decoder, which can be opened anew when its device has failed.
+    pub fn with_reopen(self, reopen: Reopen) -> TextModel {
+        TextModel { reopen: Some(reopen), ..self }
+    }
+
+    /// Opens the decoder anew, after its device has failed.
+    pub fn reopen(&self) -> Result<TextModel, String> {
+        let reopen = self.reopen.as_ref().ok_or("nothing here can open its model again")?;
+        Ok(reopen()?.with_reopen(reopen.clone()))
     }
 
     /// The configuration of its folder.

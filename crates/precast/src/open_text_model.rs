@@ -94,7 +94,14 @@ pub struct GivenDevice {
 
 /// Opens a model folder.
 pub fn open_text_model(directory: &Path, options: &TextOptions) -> Result<TextFolder, Error> {
-    open(directory, options, None)
+    let mut folder = open(directory, options, None)?;
+    let (directory, options) = (directory.to_path_buf(), options.clone());
+    let reopen = move || match open(&directory, &options, None) {
+        Ok(folder) => Ok(folder.model),
+        Err(error) => Err(error.to_string()),
+    };
+    folder.model = folder.model.with_reopen(Arc::new(reopen));
+    Ok(folder)
 }
 
 /// Opens a model folder on a device that is open already, whatever the folder says.

@@ -38,8 +38,10 @@ pub enum StepOutcome {
     CapacityDeferred,
     /// The runner failed; nothing has changed, and the next step is smaller.
     Aborted(StepFault),
-    /// The device was lost, and every row with it.
+    /// The device was lost, and every row with it. The next step has a new one.
     DeviceLost(String),
+    /// The device was lost and cannot be had again; the engine is of no use any more.
+    Stopped(String),
 }
 
 /// What a step runs of one row.
@@ -182,8 +184,10 @@ impl EngineCore {
             Ok(scores) => self.commit_and_learn(reserved, scores, begun),
             Err(StepFault::DeviceLost(reason)) => {
                 self.roll_back(&reserved);
-                self.lose_device(&reason);
-                StepOutcome::DeviceLost(reason)
+                match self.lose_device(&reason) {
+                    Ok(()) => StepOutcome::DeviceLost(reason),
+                    Err(fault) => StepOutcome::Stopped(fault.to_string()),
+                }
             }
             Err(fault) => {
                 self.roll_back(&reserved);
@@ -494,8 +498,8 @@ impl EngineCore {
         }
     }
 
-    /// The pages of every row are gone. Turns that have ended keep their tokens.
-    fn lose_device(&mut self, reason: &str) {
+    /// The pages of every row are gone, and the runner begins anew. Turns that have ended keep their tokens.
+    fn lose_device(&mut self, reason: &str) -> Result<(), StepFault> {
         for id in self.row_ids() {
             match self.rows.get(&id).map(|row| row.state) {
                 Some(RowState::Parked) => {
@@ -507,9 +511,7 @@ impl EngineCore {
             }
         }
         while self.prefix.evict(&mut self.pool) {}
-        if let Err(fault) = self.runner.rebuild() {
-            self.metrics.last_fault = Some(fault.to_string());
-        }
+        self.runner.rebuild()
     }
 
     /// Commits a step and learns whether proposals pay, where only rows that decode took part.

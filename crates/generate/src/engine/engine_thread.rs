@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use crate::config::GenerationConfig;
 use crate::generator::{GenerateError, check_length, check_tokens, system_seed};
 use crate::search::ParamsError;
 use crate::text_model::TextModel;
@@ -50,7 +51,9 @@ pub enum EngineError {
 
 /// Requests that come and go, on one decoder. Shared by threads; dropping it cancels what is open.
 pub struct Engine {
-    model: TextModel,
+    /// Of the model, which is the thread's: when its device is lost there is another one.
+    config: GenerationConfig,
+    vocabulary: usize,
     tokenizer: Option<Tokenizer>,
     options: EngineOptions,
     limits: EngineLimits,
@@ -112,8 +115,9 @@ impl Engine {
             .name("precast-engine".to_string())
             .spawn(move || EngineThread { core, inbox: thread_inbox, checks, reason: None }.run())
             .map_err(|error| EngineError::Stopped(error.to_string()))?;
-        let (model, tokenizer) = (model.clone(), tokenizer.cloned());
-        Ok(Engine { model, tokenizer, options, limits, guides: OnceLock::new(), inbox, thread: Some(thread) })
+        let (config, vocabulary) = (model.config().clone(), model.vocabulary());
+        let (tokenizer, guides, thread) = (tokenizer.cloned(), OnceLock::new(), Some(thread));
+        Ok(Engine { config, vocabulary, tokenizer, options, limits, guides, inbox, thread })
     }
 
     /// The numbers that the engine works with.
@@ -141,7 +145,7 @@ impl Engine {
         let search = SearchOptions {
             params: request.params.clone(),
             seed,
-            eos: self.model.config().model.eos_token_ids.clone(),
+            eos: self.config.model.eos_token_ids.clone(),
             length_max,
             tokenizer: self.tokenizer.clone(),
             guide,
@@ -164,9 +168,9 @@ impl Engine {
     fn check(&self, request: &Request) -> Result<(), EngineError> {
         let refuse = |reason: &str| Err(EngineError::Request(reason.to_string()));
         let params = &request.params;
-        params.check(self.model.vocabulary())?;
-        check_tokens(0, &request.prompt, self.model.vocabulary())?;
-        check_length(0, 0, request.prompt.len(), params.search.max_length, self.model.config())?;
+        params.check(self.vocabulary)?;
+        check_tokens(0, &request.prompt, self.vocabulary)?;
+        check_length(0, 0, request.prompt.len(), params.search.max_length, &self.config)?;
         if request.prompt.is_empty() {
             return refuse("the prompt has no tokens");
         }
@@ -191,8 +195,8 @@ impl Engine {
         let Some(guidance) = &request.guidance else { return Ok(None) };
         let missing = || GuidanceError("a grammar needs a tokenizer".to_string());
         let tokenizer = self.tokenizer.as_ref().ok_or_else(missing)?;
-        let eos = &self.model.config().model.eos_token_ids;
-        let factory = self.guides.get_or_init(|| GuideFactory::new(tokenizer, self.model.vocabulary(), eos));
+        let eos = &self.config.model.eos_token_ids;
+        let factory = self.guides.get_or_init(|| GuideFactory::new(tokenizer, self.vocabulary, eos));
         Ok(Some(factory.as_ref().map_err(Clone::clone)?.guide(guidance)?))
     }
 
@@ -317,6 +321,10 @@ impl EngineThread {
             commands.into_iter().for_each(|command| self.obey(command));
             let outcome = self.core.step(Instant::now());
             is_idle = matches!(outcome, StepOutcome::NoWork | StepOutcome::CapacityDeferred);
+            if let StepOutcome::Stopped(reason) = outcome {
+                self.reason = Some(reason);
+                return;
+            }
             if self.checks
                 && let Err(broken) = self.core.check_invariants()
             {

@@ -7,7 +7,6 @@ use crate::ladder::{Ladder, Ladders};
 use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
 use crate::step_buffers::StepBuffers;
 use crate::text_model::{StepError, StepOutputs, TextModel};
-use precast_session::SessionError;
 
 use super::page_store::PageStore;
 use super::row::RowId;
@@ -354,7 +353,9 @@ impl StepRunner for PagedRunner {
 
     fn rebuild(&mut self) -> Result<(), StepFault> {
         let slots = self.held.len();
-        *self = PagedRunner::new(&self.model, self.page_tokens, slots - 1);
+        // A Session whose device has failed runs nothing any more, so there is a new one or none.
+        let model = self.model.reopen().map_err(StepFault::DeviceLost)?;
+        *self = PagedRunner::new(&model, self.page_tokens, slots - 1);
         Ok(())
     }
 }
@@ -392,9 +393,12 @@ fn scores_of(rows: &[&StepRow<'_>], plan: &StepPlan, outputs: StepOutputs) -> Ve
 
 /// What a failed step means for the engine.
 fn fault(error: StepError) -> StepFault {
-    match error {
-        StepError::Session(SessionError::DeviceLost(reason)) => StepFault::DeviceLost(reason),
-        error => StepFault::Retryable(error.to_string()),
+    match &error {
+        StepError::Session(session) => match session.lost_device() {
+            Some(reason) => StepFault::DeviceLost(reason.to_string()),
+            None => StepFault::Retryable(error.to_string()),
+        },
+        StepError::Tensor(_) => StepFault::Retryable(error.to_string()),
     }
 }
 

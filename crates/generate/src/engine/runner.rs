@@ -50,6 +50,6 @@ pub trait StepRunner: Send {
     /// Forgets what it knows of a row beside its pages: its tokens may change, or it has ended.
     fn forget(&mut self, row: RowId);
 
-    /// Begins anew after the device was lost: nothing is kept.
+    /// Begins anew after the device was lost: nothing is kept. After a fault it runs nothing any more.
     fn rebuild(&mut self) -> Result<(), StepFault>;
 }

@@ -53,6 +53,8 @@ struct Wishes {
     /// Steps, counted from now, that fail.
     faults: Vec<(usize, StepFault)>,
     runs: usize,
+    /// Whether a device that was lost is not to be had again.
+    is_gone: bool,
     /// The most rows and tokens of a step so far.
     largest: (usize, usize),
 }
@@ -122,7 +124,10 @@ impl StepRunner for FakeRunner {
 
     fn rebuild(&mut self) -> Result<(), StepFault> {
         self.pages.clear();
-        Ok(())
+        match self.wishes.lock().unwrap().is_gone {
+            true => Err(StepFault::DeviceLost("gone for good".to_string())),
+            false => Ok(()),
+        }
     }
 }
 
@@ -597,6 +602,19 @@ fn a_lost_device_fails_what_is_open_and_the_next_request_is_answered() {
     simulation.add(9, &load);
     simulation.finish();
     assert_eq!(simulation.told(9).0, alone(&load, simulation.limits.length_max).0);
+}
+
+#[test]
+fn a_device_that_cannot_be_had_again_stops_the_engine() {
+    let mut simulation = Simulation::new(limits(4, 60), PLAIN);
+    simulation.add(0, &a_load(&[1, 2, 3], 12));
+    let mut wishes = simulation.wishes.lock().unwrap();
+    wishes.faults.push((1, StepFault::DeviceLost("gone".to_string())));
+    wishes.is_gone = true;
+    drop(wishes);
+    let outcome = simulation.step();
+    assert_eq!(outcome, StepOutcome::Stopped("the device has failed: gone for good".to_string()));
+    assert_eq!(simulation.core.metrics().failed, 1);
 }
 
 #[test]
