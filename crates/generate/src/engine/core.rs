@@ -225,26 +225,42 @@ impl EngineCore {
         }
     }
 
-    /// Lets rows in, first come first served within a class of priority; true if one waits for pages.
+    /// Lets rows in, first come first served within a class of priority; true if one waits for pages. Who waits takes the
+    /// place of a row whose client takes nothing.
     fn admit(&mut self) -> bool {
         loop {
-            let running = self.rows.values().filter(|row| row.is_running()).count();
-            if running >= self.limits.admitted_max {
-                return false;
-            }
             let Some(id) = self.head_of_queue() else { return false };
-            if !self.admit_row(id) {
-                self.tell_of_wait(id);
-                return true;
+            let running = self.rows.values().filter(|row| row.is_running()).count();
+            let has_place = running < self.limits.admitted_max;
+            if has_place && self.admit_row(id) {
+                continue;
             }
+            if let Some(stalled) = self.stalled_row() {
+                self.preempt(stalled);
+                self.rows.entry(stalled).and_modify(|row| row.is_stalled = true);
+                continue;
+            }
+            if has_place {
+                self.tell_of_wait(id);
+            }
+            return has_place;
         }
+    }
+
+    /// The row that was let in last of those that wait for their clients.
+    fn stalled_row(&self) -> Option<RowId> {
+        let is_stalled = |row: &&Row| row.is_running() && !row.is_prompt && row.events.len() >= self.limits.events_max;
+        self.rows.values().filter(is_stalled).max_by_key(|row| self.admission(row.id)).map(|row| row.id)
     }
 
     /// Who is let in next. Waiting raises a row's class, so that no class waits for ever.
     fn head_of_queue(&self) -> Option<RowId> {
+        let events_max = self.limits.events_max;
         let is_ready = |row: &&Row| {
             let is_waiting = |parent: RowId| self.rows.get(&parent).is_some_and(|parent| parent.is_prompt);
-            row.state == RowState::Queued && !row.waits_for.is_some_and(is_waiting)
+            // A row that lost its place to its client's sleep returns when there is room for more than a token.
+            let room_from = if row.is_stalled { events_max / 2 + 1 } else { events_max };
+            row.state == RowState::Queued && !row.waits_for.is_some_and(is_waiting) && row.events.len() < room_from
         };
         let class = |row: &Row| u64::from(row.priority) + (self.step - row.queued) / AGEING_STEPS;
         let queued = self.rows.values().filter(is_ready);
@@ -290,7 +306,7 @@ impl EngineCore {
         row.pages.extend(pages);
         self.metrics.queue_wait_max = self.metrics.queue_wait_max.max(self.step - row.queued);
         row.state = RowState::Running { admission: self.admissions };
-        row.is_prompt = true;
+        (row.is_prompt, row.is_stalled) = (true, false);
         true
     }
 
@@ -422,7 +438,7 @@ impl EngineCore {
                 return Some(ReservedRow { row: id, tokens, drafted, pages });
             }
             let latest = self.rows.values().filter(|row| row.is_running()).max_by_key(|row| self.admission(row.id));
-            let latest = latest.map(|row| row.id)?;
+            let latest = self.stalled_row().or(latest.map(|row| row.id))?;
             self.preempt(latest);
         }
     }

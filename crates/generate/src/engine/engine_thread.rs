@@ -232,6 +232,7 @@ impl Engine {
             ready: 0,
             failures: 0,
             is_told_of_wait: false,
+            is_stalled: false,
             keeps_turn: request.keeps_turn && answer == 0,
             deadline: request.deadline,
             search: RowSearch::new(search.clone(), answer as u32)?,

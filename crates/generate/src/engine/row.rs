@@ -60,6 +60,8 @@ pub struct Row {
     /// Steps that failed with this row alone.
     pub(super) failures: usize,
     pub(super) is_told_of_wait: bool,
+    /// Whether it lost its place because its client took nothing.
+    pub(super) is_stalled: bool,
     /// Whether its pages stay when its turn has ended.
     pub(super) keeps_turn: bool,
     pub(super) deadline: Option<Instant>,

@@ -285,6 +285,7 @@ impl Simulation {
             ready: 0,
             failures: 0,
             is_told_of_wait: false,
+            is_stalled: false,
             keeps_turn: !load.moves.is_empty(),
             deadline: None,
             search: RowSearch::new(search_options(load, self.limits.length_max), 0).unwrap(),
@@ -615,6 +616,42 @@ fn a_device_that_cannot_be_had_again_stops_the_engine() {
     let outcome = simulation.step();
     assert_eq!(outcome, StepOutcome::Stopped("the device has failed: gone for good".to_string()));
     assert_eq!(simulation.core.metrics().failed, 1);
+}
+
+#[test]
+fn clients_that_take_nothing_keep_nobody_waiting() {
+    let few_places = EngineLimits { admitted_max: 4, ..limits(4, 60) };
+    let few_pages = limits(4, 16);
+    for limits in [few_places, few_pages] {
+        let limits = EngineLimits { events_max: 3, ..limits };
+        let mut simulation = Simulation::new(limits.clone(), PLAIN);
+        let loads: Vec<Load> = (1..6).map(|token| a_load(&[token; 9], 8)).collect();
+        loads[..4].iter().enumerate().for_each(|(id, load)| simulation.add(id as u64, load));
+        (0..40).for_each(|_| drop(simulation.step()));
+        simulation.add(4, &loads[4]);
+        let mut told: Vec<Turn> = vec![Turn::default(); loads.len()];
+        let mut read = |simulation: &Simulation, id: usize| {
+            let (tokens, reason) = simulation.told(id as u64);
+            told[id].0.extend(tokens);
+            told[id].1 = reason.or(told[id].1);
+            told[id].1.is_some()
+        };
+        let steps = (0..200).find(|_| {
+            simulation.step();
+            read(&simulation, 4)
+        });
+        assert!(steps.is_some(), "a client that reads waits for those that do not");
+        // The others lost nothing.
+        for _ in 0..200 {
+            simulation.step();
+            (0..4).for_each(|id| _ = read(&simulation, id));
+        }
+        for (load, told) in loads.iter().zip(told) {
+            let (tokens, reason) = alone(load, limits.length_max);
+            assert_eq!(told, (tokens, Some(reason)));
+        }
+        simulation.assert_all_pages_are_back();
+    }
 }
 
 #[test]
