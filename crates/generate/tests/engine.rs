@@ -242,6 +242,8 @@ fn a_turn_goes_on_where_it_ended_and_can_be_taken_back() {
     let conversation = [&conversation[..], &second, &[3]].concat();
     assert_eq!(go_on(&[3]), alone(&model, &params, &conversation));
     assert!(handle.continue_with(&[]).is_err());
+    let unknown = handle.continue_with(&[5, 320]).unwrap_err().to_string();
+    assert_eq!(unknown, "token 1 of row 0 is 320; the vocabulary has 320");
     drop(handle);
     while engine.metrics().unwrap().parked > 0 {}
     assert_eq!(engine.metrics().unwrap().pages_free, 16);

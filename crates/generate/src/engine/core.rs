@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::generator::check_tokens;
 use crate::search::FinishReason;
 
 use super::draft_governor::DraftGovernor;
@@ -101,6 +102,7 @@ impl EngineCore {
         let (step, length_max) = (self.step, self.limits.length_max);
         let row = self.rows.get_mut(&id).filter(|row| row.state == RowState::Parked);
         let row = row.ok_or("there is no turn that has ended")?;
+        check_tokens(0, tokens, self.runner.vocabulary()).map_err(|error| error.to_string())?;
         let total = row.tokens.len() + tokens.len();
         if tokens.is_empty() || total >= row.search.length_max().min(length_max) {
             let longest = row.search.length_max().min(length_max);
