@@ -244,7 +244,9 @@ impl Generator {
         row_state.finish = None;
         row_state.given_logits = None;
         row_state.new_tokens = row_state.new_tokens.saturating_sub(dropped);
-        self.retell(row)
+        self.retell(row)?;
+        self.end_full_rows();
+        Ok(())
     }
 
     /// A new row that is what another is, with random numbers of its own.
@@ -406,15 +408,17 @@ impl Generator {
         token
     }
 
-    /// Rows that an append has made as long as they may be.
+    /// Ends rows that may not have another token: an append has filled them, or a rewind left them full.
     fn end_full_rows(&mut self) {
         let longest = self.params.search.max_length.min(self.model.config().model.context_length);
         let Some(state) = &mut self.state else { return };
-        for (position, row) in self.rows.iter_mut().enumerate() {
-            if row.finish.is_none() && state.rows()[position].tokens.len() >= longest {
+        for (position, row) in self.rows.iter_mut().enumerate().filter(|(_, row)| row.finish.is_none()) {
+            if self.params.max_new_tokens.is_some_and(|max| row.new_tokens >= max) {
+                row.finish = Some(FinishReason::MaxNewTokens);
+            } else if state.rows()[position].tokens.len() >= longest {
                 row.finish = Some(FinishReason::MaxLength);
-                state.row_mut(position).is_live = false;
             }
+            state.row_mut(position).is_live &= row.finish.is_none();
         }
     }
 

@@ -115,6 +115,26 @@ fn defect_11_rows_are_filled_to_their_longest_and_not_beyond() {
     generator.append(&[&[7]]).unwrap();
     assert_eq!((generator.len(0), generator.finish_reason(0)), (40, Some(FinishReason::MaxLength)));
     assert!(generator.append(&[&[8; 600]]).unwrap_err().to_string().contains("context_length is 512"));
+    // Keeping all of a full row leaves it full.
+    generator.rewind(0, 40).unwrap();
+    assert_eq!((generator.next().unwrap(), generator.finish_reason(0)), (vec![], Some(FinishReason::MaxLength)));
+    generator.rewind(0, 39).unwrap();
+    assert_eq!((generator.next().unwrap().len(), generator.len(0)), (1, 40));
+}
+
+#[test]
+fn no_more_tokens_are_generated_than_asked_for_even_after_a_rewind() {
+    let model = model("llama-fp32");
+    for count in [0, 3] {
+        let mut generator = Generator::new(&model, endless(&model, count)).unwrap();
+        generator.append(&[&[5, 6, 7]]).unwrap();
+        while !generator.is_done() {
+            generator.next().unwrap();
+        }
+        assert_eq!((generator.len(0), generator.finish_reason(0)), (3 + count, Some(FinishReason::MaxNewTokens)));
+        generator.rewind(0, 3 + count).unwrap();
+        assert_eq!((generator.next().unwrap(), generator.len(0)), (vec![], 3 + count));
+    }
 }
 
 #[test]
