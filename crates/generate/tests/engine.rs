@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use precast::generate::config::{Folder, SpeculativeConfig};
 use precast::generate::engine::{Event, Guidance, Request, RequestHandle};
 use precast::generate::{Engine, EngineOptions, FinishReason, GeneratorParams, TextModel, Tokenizer, generate};
+use precast::{TextOptions, open_text_model};
 use serde_json::Value;
-use support::{cases, data, model, params, rows};
+use support::{cases, data, model, overlay, params, rows};
 
 /// Models that an engine may cut and batch.
 const MODELS: [&str; 7] =
@@ -349,6 +350,24 @@ fn guided_answers_follow_their_grammar_and_do_not_depend_on_speculation() {
         }
         assert_eq!(texts[0], texts[1], "{name}");
         assert_eq!(texts[0], texts[2], "{name}");
+    }
+}
+
+#[test]
+fn a_guided_answer_that_ignores_ends_goes_on_as_long_as_its_grammar_does() {
+    let overlays = vec![overlay(r#"{"model":{"eos_token_id":[1,2]}}"#)];
+    let options = TextOptions { overlays, ..TextOptions::default() };
+    let model = open_text_model(&data().join("llama-fp32"), &options).unwrap().model;
+    let engine = Engine::new(&model, Some(&tokenizer()), self::options(&model)).unwrap();
+    for favourite in [1, 2] {
+        let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(40);
+        (params.ignore_eos, params.logit_bias) = (true, [(favourite, 100.0)].into());
+        let guidance = Some(Guidance::Regex("[xyz]{0,6}".to_string()));
+        let request = Request { guidance, ..Request::new(vec![5, 6, 7], params.clone()) };
+        let (said, reason) = text(&engine.submit(request.clone()).unwrap());
+        assert_eq!((said.len(), reason), (6, FinishReason::GrammarEnd), "{said}");
+        let ends = Request { params: GeneratorParams { ignore_eos: false, ..params }, ..request };
+        assert_eq!(text(&engine.submit(ends).unwrap()), (String::new(), FinishReason::Eos));
     }
 }
 

@@ -8,7 +8,7 @@ use crate::search::{
 use crate::text_stream::TextStream;
 use crate::tokenizer::Tokenizer;
 
-use super::guidance::{GuidanceError, Guide};
+use super::guidance::{GuidanceError, Guide, TokenMask};
 
 /// Why no token of a row could be chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -110,8 +110,8 @@ impl RowSearch {
 
     /// Chooses the token behind `tokens` by its scores.
     pub fn choose(&mut self, raw: &[f32], tokens: &[u32], is_generated: &[bool]) -> Result<ChosenToken, ChoiceError> {
+        let mask = self.mask()?;
         let params = &self.options.params;
-        let mask = self.guide.as_mut().map(Guide::mask).transpose()?;
         if params.takes_largest() && mask.is_none() {
             let id = choose_likeliest(raw, tokens.len())?;
             return self.accept(id, tokens.len(), None);
@@ -132,11 +132,17 @@ impl RowSearch {
         if params.logprobs.is_some() || params.search.no_repeat_ngram_size > 0 || length < params.search.min_length {
             return Ok(None);
         }
-        let Some(guide) = &mut self.guide else { return Ok(None) };
-        match guide.mask()?.only_token() {
+        match self.mask()?.and_then(|mask| mask.only_token()) {
             Some(id) => self.accept(id, length, None).map(Some),
             None => Ok(None),
         }
+    }
+
+    /// Tokens that the grammar allows next. Where an end is to be ignored it is allowed when nothing else is.
+    fn mask(&mut self) -> Result<Option<TokenMask>, GuidanceError> {
+        let Some(guide) = &mut self.guide else { return Ok(None) };
+        let mask = if self.options.params.ignore_eos { guide.mask_to_go_on() } else { guide.mask() };
+        mask.map(Some)
     }
 
     /// Makes a token part of the answer, behind so many tokens of the row.
@@ -147,7 +153,8 @@ impl RowSearch {
         logprobs: Option<(f64, Vec<(u32, f64)>)>,
     ) -> Result<ChosenToken, ChoiceError> {
         let params = &self.options.params;
-        let is_eos = !params.ignore_eos && self.options.eos.contains(&id);
+        // A grammar knows ends as its end only; where one is to be ignored, nothing else was left.
+        let is_eos = (!params.ignore_eos || self.guide.is_some()) && self.options.eos.contains(&id);
         if let (Some(guide), false) = (&mut self.guide, is_eos) {
             guide.accept(id)?;
         }
@@ -160,6 +167,7 @@ impl RowSearch {
         }
         let is_at_end = self.guide.as_ref().is_some_and(Guide::is_at_end);
         let finish = match stop {
+            _ if is_eos && params.ignore_eos => Some(FinishReason::GrammarEnd),
             _ if is_eos => Some(FinishReason::Eos),
             Some(position) => Some(FinishReason::StopString(position)),
             None if is_at_end => Some(FinishReason::GrammarEnd),
