@@ -372,6 +372,35 @@ fn a_guided_answer_that_ignores_ends_goes_on_as_long_as_its_grammar_does() {
 }
 
 #[test]
+fn tokens_that_must_follow_come_in_pieces_and_are_those_of_scores() {
+    let model = model("llama-fp32");
+    let forced = "~^".repeat(90);
+    let chunk = 8;
+    let options = EngineOptions { events_max: 16, prefill_max: Some(chunk), ..options(&model) };
+    let engine = Engine::new(&model, Some(&tokenizer()), options).unwrap();
+    let send = |logprobs| {
+        let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(400);
+        params.logprobs = logprobs;
+        let guidance = Some(Guidance::Regex(format!("{}[ab]", forced.replace('^', r"\^"))));
+        engine.submit(Request { guidance, ..Request::new(vec![5, 6, 7], params) }).unwrap()
+    };
+    let quick = send(None);
+    // Nobody reads: what is told stays within what a client may have waiting and one step's tokens.
+    std::thread::sleep(Duration::from_millis(300));
+    let metrics = engine.metrics().unwrap();
+    assert!(metrics.generated_tokens <= 16 + chunk + 1, "{metrics:?}");
+    let steps = metrics.steps;
+    let said = text(&quick);
+    assert_eq!((&said.0[..forced.len()], said.1), (&forced[..], FinishReason::GrammarEnd));
+    let quick_steps = engine.metrics().unwrap().steps - steps;
+    // Scores would be read, so no token is taken unseen; the text is the same.
+    let slow = send(Some(0));
+    assert_eq!(text(&slow), said);
+    let slow_steps = engine.metrics().unwrap().steps - steps - quick_steps;
+    assert!(quick_steps * 4 < slow_steps, "{quick_steps} steps with tokens taken unseen, {slow_steps} without");
+}
+
+#[test]
 fn log_probabilities_are_those_of_a_distribution() {
     let model = model("phi3-fp32");
     let engine = engine(&model, EngineOptions { speculation: lookup(2), ..options(&model) });

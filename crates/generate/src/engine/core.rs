@@ -404,11 +404,18 @@ impl EngineCore {
     }
 
     fn candidate(&self, row: &Row) -> Candidate {
-        let chunk = row.search.params().search.chunk_size.filter(|_| row.is_prompt && self.runner.is_divisible());
+        // Tokens that a grammar forced are pending as a prompt's are, and come in pieces that have Programs likewise.
+        let chunk = match (self.runner.is_divisible(), row.is_prompt) {
+            (false, _) => usize::MAX,
+            (true, true) => row.search.params().search.chunk_size.unwrap_or(usize::MAX),
+            (true, false) => self.limits.prefill_max,
+        };
+        let pending = row.pending().min(chunk);
+        let is_all = pending == row.pending();
         Candidate {
             row: row.id,
-            pending: row.pending().min(chunk.unwrap_or(usize::MAX)),
-            drafted: row.draft.len(),
+            pending,
+            drafted: if is_all { row.draft.len().min(chunk - pending) } else { 0 },
             is_prompt: row.is_prompt,
             stepped: row.stepped,
         }
@@ -592,7 +599,8 @@ impl EngineCore {
         row.is_prompt = false;
         let draft = std::mem::take(&mut row.draft);
         let before = row.usage.accepted_draft_tokens;
-        let events = choose_tokens(row, scores, &draft[..part.drafted]);
+        let forced_max = self.limits.prefill_max.min(self.limits.events_max);
+        let events = choose_tokens(row, scores, &draft[..part.drafted], forced_max);
         let accepted = row.usage.accepted_draft_tokens - before;
         row.speculation.learn(accepted, part.drafted);
         let generated = events.iter().filter(|event| matches!(event, Event::Token(_))).count();
@@ -687,8 +695,8 @@ impl EngineCore {
     }
 }
 
-/// Chooses tokens by scores, as long as they are the proposed ones, and then those that must follow.
-fn choose_tokens(row: &mut Row, scores: &[Scores], draft: &[u32]) -> Vec<Event> {
+/// Chooses tokens by scores, as long as they are the proposed ones, and then some of those that must follow.
+fn choose_tokens(row: &mut Row, scores: &[Scores], draft: &[u32], forced_max: usize) -> Vec<Event> {
     let mut events = Vec::new();
     for (position, scores) in scores.iter().enumerate() {
         let chosen = match row.search.choose(scores, &row.tokens, &row.is_generated) {
@@ -705,7 +713,7 @@ fn choose_tokens(row: &mut Row, scores: &[Scores], draft: &[u32]) -> Vec<Event> 
         row.cached += 1;
         row.usage.accepted_draft_tokens += 1;
     }
-    loop {
+    for _ in 0..forced_max {
         match row.search.choose_forced(row.tokens.len()) {
             Ok(None) => return events,
             Ok(Some(chosen)) => {
@@ -716,6 +724,7 @@ fn choose_tokens(row: &mut Row, scores: &[Scores], draft: &[u32]) -> Vec<Event> 
             Err(error) => return failed(row, events, &error),
         }
     }
+    events
 }
 
 fn failed(row: &Row, mut events: Vec<Event>, error: &super::row_search::ChoiceError) -> Vec<Event> {
