@@ -1,6 +1,7 @@
 //! The engine without threads: rows, pages and steps. A step is a transaction: pages are reserved, the runner runs, and only
 //! when it has succeeded are tokens, tables and events what they are from then on.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -93,7 +94,7 @@ impl EngineCore {
 
     /// Queues a row.
     pub fn add(&mut self, mut row: Row) {
-        row.queued = self.step;
+        (row.arrived, row.queued) = (self.step, self.step);
         self.rows.insert(row.id, row);
     }
 
@@ -113,7 +114,8 @@ impl EngineCore {
         tokens.iter().for_each(|&token| row.push(token, false));
         row.search.begin_turn();
         row.usage = super::events::Usage { prompt_tokens: row.tokens.len(), ..Default::default() };
-        (row.state, row.is_prompt, row.queued, row.is_told_of_wait) = (RowState::Queued, true, step, false);
+        (row.state, row.is_prompt, row.is_told_of_wait) = (RowState::Queued, true, false);
+        (row.arrived, row.queued) = (step, step);
         Ok(())
     }
 
@@ -255,7 +257,7 @@ impl EngineCore {
         self.rows.values().filter(is_stalled).max_by_key(|row| self.admission(row.id)).map(|row| row.id)
     }
 
-    /// Who is let in next. Waiting raises a row's class, so that no class waits for ever.
+    /// Who is let in next.
     fn head_of_queue(&self) -> Option<RowId> {
         let events_max = self.limits.events_max;
         let is_ready = |row: &&Row| {
@@ -264,9 +266,13 @@ impl EngineCore {
             let room_from = if row.is_stalled { events_max / 2 + 1 } else { events_max };
             row.state == RowState::Queued && !row.waits_for.is_some_and(is_waiting) && row.events.len() < room_from
         };
-        let class = |row: &Row| u64::from(row.priority) + (self.step - row.queued) / AGEING_STEPS;
         let queued = self.rows.values().filter(is_ready);
-        queued.max_by_key(|row| (class(row), std::cmp::Reverse(row.id))).map(|row| row.id)
+        queued.min_by_key(|row| (Reverse(self.class(row)), row.arrived, row.id)).map(|row| row.id)
+    }
+
+    /// A row's class of priority now: waiting raises it, so that no class waits for ever.
+    fn class(&self, row: &Row) -> u64 {
+        u64::from(row.priority) + (self.step - row.arrived) / AGEING_STEPS
     }
 
     /// Gives a row pages for all of its tokens and one more; false if there are not enough.
@@ -417,6 +423,8 @@ impl EngineCore {
             pending,
             drafted: if is_all { row.draft.len().min(chunk - pending) } else { 0 },
             is_prompt: row.is_prompt,
+            class: self.class(row),
+            arrived: row.arrived,
             stepped: row.stepped,
         }
     }

@@ -227,6 +227,7 @@ impl Engine {
             state: RowState::Queued,
             is_prompt: true,
             priority: request.priority,
+            arrived: 0,
             queued: 0,
             stepped: 0,
             ready: 0,

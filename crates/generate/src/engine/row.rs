@@ -51,6 +51,8 @@ pub struct Row {
     /// Whether its pending tokens are a prompt, or are run again; false when it decodes.
     pub(super) is_prompt: bool,
     pub(super) priority: u8,
+    /// The step in which its turn came.
+    pub(super) arrived: u64,
     /// The step in which it was last queued.
     pub(super) queued: u64,
     /// The last step that it took part in.

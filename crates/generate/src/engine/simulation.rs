@@ -280,6 +280,7 @@ impl Simulation {
             state: RowState::Queued,
             is_prompt: true,
             priority: load.priority,
+            arrived: 0,
             queued: 0,
             stepped: 0,
             ready: 0,
@@ -699,6 +700,17 @@ fn defect_27_endless_decoders_and_long_prompts_starve_nobody() {
         }
     }
     assert_eq!((arrived, done), (4, 4));
+}
+
+#[test]
+fn a_high_priority_overtakes_a_prompt_that_has_begun() {
+    let mut simulation = Simulation::new(limits(4, 60), PLAIN);
+    simulation.add(0, &a_load(&[1; 80], 2));
+    simulation.step();
+    simulation.add(1, &Load { priority: 1, ..a_load(&[2; 24], 2) });
+    (0..4).for_each(|_| drop(simulation.step()));
+    assert!(!simulation.told(1).0.is_empty(), "the prompt of a higher class waits");
+    assert!(simulation.told(0).0.is_empty());
 }
 
 #[test]
