@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use precast::generate::config::{Folder, SpeculativeConfig};
-use precast::generate::engine::{Event, Guidance, Request, RequestHandle};
+use precast::generate::engine::{Event, Guidance, Request, RequestHandle, complete};
 use precast::generate::{Engine, EngineOptions, FinishReason, GeneratorParams, TextModel, Tokenizer, generate};
 use precast::{TextOptions, open_text_model};
 use serde_json::Value;
@@ -435,6 +435,22 @@ fn a_client_that_takes_nothing_pauses_alone_and_loses_nothing() {
     let metrics = engine.metrics().unwrap();
     assert_eq!((metrics.running, metrics.finished), (1, 3));
     assert_eq!(answer(&slow).0, alone(&model, &params, &[5, 6]));
+}
+
+#[test]
+fn prompts_that_are_read_later_do_not_pause() {
+    let model = model("llama-fp32");
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(model.config().search.clone()) };
+    let params = params.max_new_tokens(60);
+    let engine = engine(&model, EngineOptions { events_max: 16, ..options(&model) });
+    let prompts: [&[u32]; 3] = [&[5, 6], &[7, 8, 9], &[10]];
+    let mut told = Vec::new();
+    let completions = complete(&engine, &params, None, &prompts, &mut |token| told.push(token.row)).unwrap();
+    assert!(told.is_sorted() && told.len() == 180, "tokens are told prompt by prompt");
+    for (prompt, answer) in prompts.iter().zip(&completions.answers) {
+        assert_eq!(answer.tokens, alone(&model, &params, prompt));
+    }
+    assert!(completions.stats.steps < 110, "{:?}", completions.stats);
 }
 
 #[test]
