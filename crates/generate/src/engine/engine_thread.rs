@@ -94,7 +94,8 @@ impl Engine {
         tokenizer: Option<&Tokenizer>,
         options: EngineOptions,
     ) -> Result<Engine, EngineError> {
-        let runner = PagedRunner::new(model, options.page_tokens.max(1), options.rows_max);
+        let limits = limits_of(model, &options)?;
+        let runner = PagedRunner::new(model, limits.page_tokens, limits.rows_max);
         Engine::with_runner(model, tokenizer, options, Box::new(runner))
     }
 
@@ -105,9 +106,7 @@ impl Engine {
         options: EngineOptions,
         runner: Box<dyn StepRunner>,
     ) -> Result<Engine, EngineError> {
-        let context_length = model.config().model.context_length;
-        let chunk = model.ladders().length.largest();
-        let limits = options.limits(context_length, model.kv_bytes_per_token(), chunk).map_err(EngineError::Request)?;
+        let limits = limits_of(model, &options)?;
         let core = EngineCore::new(runner, limits.clone());
         let inbox = Arc::new(Inbox { state: Mutex::default(), arrived: Condvar::new() });
         let (thread_inbox, checks) = (inbox.clone(), options.checks_invariants);
@@ -244,6 +243,12 @@ impl Engine {
             waits_for: (answer > 0).then_some(RowId(first)),
         })
     }
+}
+
+/// The numbers that an engine on a model works with.
+fn limits_of(model: &TextModel, options: &EngineOptions) -> Result<EngineLimits, EngineError> {
+    let (context_length, chunk) = (model.config().model.context_length, model.ladders().length.largest());
+    options.limits(context_length, model.kv_bytes_per_token(), chunk).map_err(EngineError::Request)
 }
 
 impl Drop for Engine {
