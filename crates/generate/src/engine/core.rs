@@ -571,13 +571,13 @@ impl EngineCore {
         self.metrics.steps += 1;
         let rows = reserved.len();
         let tokens = reserved.iter().map(|part| part.tokens + part.drafted).sum();
-        let mut told: Vec<(Arc<EventQueue>, Vec<Event>)> = Vec::with_capacity(rows);
+        let mut told = Told(Vec::with_capacity(rows));
         for (part, scores) in reserved.into_iter().zip(scores) {
             let id = part.row;
             let events = self.commit_row(part, &scores);
             let Some(row) = self.rows.get(&id) else { continue };
             let ended = events.iter().find(|event| !matches!(event, Event::Token(_))).cloned();
-            told.push((row.events.clone(), events));
+            told.0.push((row.events.clone(), events));
             self.share_pages(id);
             match ended {
                 Some(Event::Finished { .. }) => self.end_turn(id),
@@ -585,9 +585,7 @@ impl EngineCore {
                 None => {}
             }
         }
-        for (queue, events) in told {
-            queue.push(events);
-        }
+        drop(told);
         StepOutcome::Committed { rows, tokens }
     }
 
@@ -700,6 +698,18 @@ impl EngineCore {
             }
         }
         Ok(())
+    }
+}
+
+/// What a step has to tell, which is told when it is dropped: rows that have ended are told so even where another row's part
+/// of the step panics, since nobody knows of them any more.
+pub(super) struct Told(pub(super) Vec<(Arc<EventQueue>, Vec<Event>)>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        for (queue, events) in self.0.drain(..) {
+            queue.push(events);
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::core::{EngineCore, StepOutcome};
+use super::core::{EngineCore, StepOutcome, Told};
 use super::events::{Event, EventQueue, Usage};
 use super::options::EngineLimits;
 use super::page_pool::PageId;
@@ -653,6 +653,19 @@ fn clients_that_take_nothing_keep_nobody_waiting() {
         }
         simulation.assert_all_pages_are_back();
     }
+}
+
+#[test]
+fn a_panic_in_one_row_leaves_no_client_of_an_ended_one_without_an_end() {
+    let queue = EventQueue::new(1);
+    let ended = Event::Finished { answer: 0, reason: FinishReason::Eos, usage: Usage::default() };
+    let told = Told(vec![(queue.clone(), vec![ended.clone()])]);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _told = told;
+        panic!("a later row of the step");
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(queue.next(Some(Duration::ZERO)), Some(ended));
 }
 
 #[test]
