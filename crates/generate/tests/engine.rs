@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use precast::generate::config::{Folder, SpeculativeConfig};
-use precast::generate::engine::{Event, Guidance, Request, RequestHandle, complete};
+use precast::generate::engine::{EngineError, Event, Guidance, Request, RequestHandle, complete};
 use precast::generate::{Engine, EngineOptions, FinishReason, GeneratorParams, TextModel, Tokenizer, generate};
 use precast::{TextOptions, open_text_model};
 use serde_json::Value;
@@ -451,6 +451,24 @@ fn prompts_that_are_read_later_do_not_pause() {
         assert_eq!(answer.tokens, alone(&model, &params, prompt));
     }
     assert!(completions.stats.steps < 110, "{:?}", completions.stats);
+}
+
+#[test]
+fn requests_beyond_those_that_may_wait_are_refused() {
+    let model = model("llama-fp32");
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(model.config().search.clone()) };
+    let params = params.max_new_tokens(300);
+    let few = EngineOptions { admitted_max: Some(1), events_max: 400, queued_max: 2, ..options(&model) };
+    let engine = engine(&model, few);
+    let send = || engine.submit(Request::new(vec![5, 6], params.clone()));
+    let first = send().unwrap();
+    while engine.metrics().unwrap().running == 0 {}
+    let _waiting = [send().unwrap(), send().unwrap()];
+    assert!(matches!(send(), Err(EngineError::Busy { waiting: 2, max: 2 })));
+    drop(first);
+    // Its place is free with the next step, and so is one of those that may wait.
+    while engine.metrics().unwrap().queued == 2 {}
+    assert!(send().is_ok());
 }
 
 #[test]

@@ -172,6 +172,7 @@ impl Error {
             Error::Engine(EngineError::Request(_) | EngineError::Params(_) | EngineError::Guidance(_)) => {
                 ErrorKind::Usage
             }
+            Error::Engine(EngineError::Busy { .. }) => ErrorKind::Limit,
             Error::Engine(EngineError::Answer(_)) => ErrorKind::Model,
             Error::Engine(EngineError::Stopped(_)) => ErrorKind::Device,
         }

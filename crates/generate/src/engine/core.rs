@@ -149,6 +149,11 @@ impl EngineCore {
         self.rows.values().filter(|row| row.state != RowState::Parked).count()
     }
 
+    /// Rows that wait to be let in.
+    pub fn queued_rows(&self) -> usize {
+        self.rows.values().filter(|row| row.state == RowState::Queued).count()
+    }
+
     /// Rows, whatever they do.
     pub fn row_ids(&self) -> Vec<RowId> {
         self.rows.keys().copied().collect()
@@ -163,7 +168,7 @@ impl EngineCore {
     pub fn metrics(&self) -> EngineMetrics {
         let count = |is_counted: &dyn Fn(&Row) -> bool| self.rows.values().filter(|row| is_counted(row)).count();
         EngineMetrics {
-            queued: count(&|row| row.state == RowState::Queued),
+            queued: self.queued_rows(),
             running: count(&Row::is_running),
             parked: count(&|row| row.state == RowState::Parked),
             pages_total: self.pool.total(),

@@ -41,6 +41,14 @@ pub enum EngineError {
     /// A grammar that cannot be followed.
     #[error(transparent)]
     Guidance(#[from] GuidanceError),
+    /// As many answers wait as may; the same request may be accepted later.
+    #[error("{waiting} answers wait to be let in already, and {max} may; send the request again later")]
+    Busy {
+        /// Answers that wait.
+        waiting: usize,
+        /// Answers that may wait.
+        max: usize,
+    },
     /// An answer failed.
     #[error("{0}")]
     Answer(String),
@@ -80,6 +88,8 @@ pub(super) struct Inbox {
 struct InboxState {
     commands: VecDeque<Command>,
     next_row: u64,
+    /// Answers that waited to be let in when commands were last taken, and those that were sent since.
+    waiting: usize,
     is_closing: bool,
     /// Whether something happened that a waiting thread should look at.
     is_woken: bool,
@@ -149,10 +159,11 @@ impl Engine {
             tokenizer: self.tokenizer.clone(),
             guide,
         };
+        let search = Arc::new(search);
         let rows = (0..answers).map(|answer| self.row(&request, &search, (first, answer), &events));
         let rows = rows.collect::<Result<Vec<Row>, EngineError>>()?;
         let ids = rows.iter().map(|row| row.id).collect();
-        self.inbox.send(Command::Add(rows))?;
+        self.inbox.add(rows, self.options.queued_max)?;
         Ok(RequestHandle { inbox: self.inbox.clone(), events, rows: ids, seed })
     }
 
@@ -202,7 +213,7 @@ impl Engine {
     fn row(
         &self,
         request: &Request,
-        search: &SearchOptions,
+        search: &Arc<SearchOptions>,
         (first, answer): (u64, usize),
         events: &Arc<EventQueue>,
     ) -> Result<Row, EngineError> {
@@ -284,6 +295,17 @@ impl Inbox {
         answer.map_err(EngineError::Request)
     }
 
+    /// Sends rows, unless so many wait already.
+    fn add(&self, rows: Vec<Row>, max: usize) -> Result<(), EngineError> {
+        let mut state = self.lock();
+        if state.waiting + rows.len() > max {
+            return Err(EngineError::Busy { waiting: state.waiting, max });
+        }
+        state.waiting += rows.len();
+        drop(state);
+        self.send(Command::Add(rows))
+    }
+
     fn send(&self, command: Command) -> Result<(), EngineError> {
         let mut state = self.lock();
         if state.stopped.is_some() || state.is_closing {
@@ -344,6 +366,8 @@ impl EngineThread {
     /// Commands that came; waits for one, for someone to take events, or for a deadline, where there is nothing to do.
     fn wait(&self, is_idle: bool) -> Option<Vec<Command>> {
         let mut state = self.inbox.lock();
+        let sent = |command: &Command| if let Command::Add(rows) = command { rows.len() } else { 0 };
+        state.waiting = self.core.queued_rows() + state.commands.iter().map(sent).sum::<usize>();
         while is_idle && state.commands.is_empty() && !state.is_closing && !state.is_woken {
             let deadline = self.core.next_deadline();
             state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {

@@ -10,6 +10,8 @@ const DEFAULT_TOKENS_MAX: usize = 2048;
 const PREFILL_SHARE: f64 = 0.25;
 /// Events that a request may have waiting before it pauses.
 const EVENTS_MAX: usize = 256;
+/// Answers that may wait to be let in.
+const QUEUED_MAX: usize = 1 << 16;
 /// Pages that an engine may have: each is counted, whether it is written or not.
 const PAGES_MAX: usize = 1 << 24;
 /// Rows of a step that may be asked for.
@@ -40,6 +42,8 @@ pub struct EngineOptions {
     pub speculation: SpeculativeConfig,
     /// Events that a request may have waiting before it pauses.
     pub events_max: usize,
+    /// Answers that may wait to be let in; requests beyond them are refused.
+    pub queued_max: usize,
     /// Check after every step what must hold between steps.
     pub checks_invariants: bool,
 }
@@ -61,6 +65,7 @@ impl EngineOptions {
             prefill_max: None,
             speculation,
             events_max: EVENTS_MAX,
+            queued_max: QUEUED_MAX,
             checks_invariants: false,
         };
         match config.engine {
@@ -179,6 +184,7 @@ mod tests {
                 cooldown: false,
             },
             events_max: 8,
+            queued_max: 8,
             checks_invariants: false,
         }
     }

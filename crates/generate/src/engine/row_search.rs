@@ -1,6 +1,8 @@
 //! How the tokens of one row are chosen, told and ended: the rules of a search with the row's own options, seed, text and
 //! grammar. Nothing here knows of other rows, so no token depends on them.
 
+use std::sync::Arc;
+
 use crate::search::{
     Draw, FinishReason, GeneratorParams, History, ParamsError, RuleError, StopMatcher, apply_rules_within, choose,
     choose_likeliest, log_softmax_at, top_logprobs, uniform,
@@ -36,7 +38,7 @@ pub struct ChosenToken {
     pub finish: Option<FinishReason>,
 }
 
-/// What of a request says how its tokens are chosen.
+/// What of a request says how its tokens are chosen, all of its answers' alike.
 #[derive(Clone)]
 pub struct SearchOptions {
     /// Options of the search.
@@ -55,7 +57,7 @@ pub struct SearchOptions {
 
 /// How the tokens of one row are chosen.
 pub struct RowSearch {
-    options: SearchOptions,
+    options: Arc<SearchOptions>,
     return_index: u32,
     /// Tokens generated in this turn.
     new_tokens: usize,
@@ -65,7 +67,7 @@ pub struct RowSearch {
 
 impl RowSearch {
     /// At the beginning of the answer of this number.
-    pub fn new(options: SearchOptions, return_index: u32) -> Result<RowSearch, ParamsError> {
+    pub fn new(options: Arc<SearchOptions>, return_index: u32) -> Result<RowSearch, ParamsError> {
         let text = new_text(&options)?;
         let guide = options.guide.clone();
         Ok(RowSearch { options, return_index, new_tokens: 0, text, guide })

@@ -174,10 +174,10 @@ enum Move {
     Rewind,
 }
 
-fn search_options(load: &Load, length_max: usize) -> SearchOptions {
+fn search_options(load: &Load, length_max: usize) -> Arc<SearchOptions> {
     let (seed, eos) = (load.seed.unwrap_or(0), vec![EOS]);
     let params = params(load.max_new_tokens, load.seed);
-    SearchOptions { params, seed, eos, length_max, tokenizer: None, guide: None }
+    Arc::new(SearchOptions { params, seed, eos, length_max, tokenizer: None, guide: None })
 }
 
 /// A turn: tokens that were told, and how it ended.
