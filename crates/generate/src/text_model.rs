@@ -8,7 +8,7 @@ use precast_session::{Argument, RunReport, Session, SessionError};
 use precast_tensor::{DType, Tensor, TensorError};
 
 use crate::config::GenerationConfig;
-use crate::kv_cache::{Half, KvCache, LayerLayout};
+use crate::kv_cache::{Half, KvCache, LayerLayout, NoMemory};
 use crate::ladder::Ladders;
 use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
 use crate::resident::ResidentDecoder;
@@ -58,6 +58,9 @@ pub enum StepError {
     /// The scores are of a type that cannot be read.
     #[error(transparent)]
     Tensor(#[from] TensorError),
+    /// There is no memory for keys and values.
+    #[error(transparent)]
+    Memory(#[from] NoMemory),
 }
 
 /// Opens a decoder anew, on its device; says why where that cannot be.
@@ -211,7 +214,7 @@ impl TextModel {
         let row = |slot| PlannedRow { slot, cached: 0, valid: shape.length, is_last: wants_scores };
         let rows = (0..shape.rows).map(row).collect();
         let plan = StepPlan { phase: Phase::Prefill, shape, rows, scores: PlanScores::Last };
-        let cache = KvCache::new(self.layers(), shape.rows, shape.capacity);
+        let cache = KvCache::try_new(self.layers(), shape.rows, shape.capacity)?;
         let (tokens, Ports { session, inputs, .. }) = (vec![0; shape.length], self.ports_for(&plan));
         let tokens = vec![&tokens[..]; shape.rows];
         let inputs: Vec<Input> =

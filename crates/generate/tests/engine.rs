@@ -12,7 +12,7 @@ use precast::generate::engine::{EngineError, Event, Guidance, Request, RequestHa
 use precast::generate::{Engine, EngineOptions, FinishReason, GeneratorParams, TextModel, Tokenizer, generate};
 use precast::{TextOptions, open_text_model};
 use serde_json::Value;
-use support::{cases, data, model, overlay, params, rows};
+use support::{cases, data, model, model_with, overlay, params, rows};
 
 /// Models that an engine may cut and batch.
 const MODELS: [&str; 7] =
@@ -191,6 +191,25 @@ fn rows_that_threads_divide_have_the_tokens_of_a_request_that_is_alone() {
             assert_eq!(kept(&model, answer(handle)), expected[number], "request {number} of {rows_max} rows");
         }
     }
+}
+
+#[test]
+fn one_long_row_does_not_make_the_copies_of_short_ones_long() {
+    let model = model_with("llama-fp32", r#"{"kv_capacity_buckets":[16,32,64,128,256,512]}"#);
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(model.config().search.clone()) };
+    let engine = engine(&model, options(&model));
+    let requests = [(vec![7; 300], 40), (vec![5; 3], 12), (vec![6; 4], 20), (vec![8; 5], 70), (vec![9; 6], 25)];
+    let send = |(prompt, count): &(Vec<u32>, usize)| {
+        engine.submit(Request::new(prompt.clone(), params.clone().max_new_tokens(*count))).unwrap()
+    };
+    let handles: Vec<RequestHandle> = requests.iter().map(send).collect();
+    for ((prompt, count), handle) in requests.iter().zip(&handles) {
+        assert_eq!(answer(handle).0, alone(&model, &params.clone().max_new_tokens(*count), prompt));
+    }
+    let (token, bytes) = (model.kv_bytes_per_token(), engine.metrics().unwrap().kv_bytes);
+    let tokens: usize = requests.iter().map(|(prompt, count)| prompt.len() + count + 4).sum();
+    // Pages, and copies: of the long row by itself at each capacity it had, and of the short ones.
+    assert!(bytes <= token * (tokens + 512 + 128 + 4 * 128 + 4 * 32), "{bytes} bytes, {token} for a token");
 }
 
 #[test]

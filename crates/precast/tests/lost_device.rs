@@ -12,9 +12,7 @@ use precast::generate::engine::{Event, Request};
 use precast::generate::{Engine, EngineOptions, GeneratorParams, TextModel};
 use precast::{GivenDevice, Isa, TextOptions, open_text_model_on};
 use precast_cpu::{CpuDevice, CpuTarget};
-use precast_program::{
-    ArtifactStore, Device, DeviceContext, DeviceRun, LoadError, LoadedProgram, Program, RunError,
-};
+use precast_program::{ArtifactStore, Device, DeviceContext, DeviceRun, LoadError, LoadedProgram, Program, RunError};
 
 /// The CPU, until it is pulled out.
 struct Mortal {

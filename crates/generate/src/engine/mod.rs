@@ -18,6 +18,7 @@ mod paged_runner;
 pub mod prefix_cache;
 pub mod request;
 pub mod row;
+mod row_copies;
 mod row_search;
 pub mod runner;
 pub mod schedule;
