@@ -229,7 +229,17 @@ fn open_decoder(
         false => DecoderMachine { keeps_attention: vec![DType::F32, DType::F16, DType::BF16], keeps_caches: true },
     };
     let decoder = decoder_graph(model, &config, &runner.passes, machine)?;
+    let chunk = if is_cpu { CHUNK_ON_CPU } else { CHUNK_ON_GPU };
+    let mut ladders = Ladders::new(&config.tuning, config.model.context_length, chunk, options.rows_max);
+    if is_cpu {
+        ladders = ladders.with_long_chunk(&config.tuning, LONG_CHUNK_ON_CPU).with_close_sizes(&config.tuning);
+    }
+    if let Some(reason) = &decoder.refuses_filler {
+        notices.push(format!("Programs have exact lengths and one row, since filler would change answers: {reason}"));
+        ladders = ladders.without_filler();
+    }
     let mut session = SessionOptions {
+        exact_programs_max: ladders.program_count(),
         on_miss: on_miss(&config)?,
         startup: Startup::Lazy,
         measures: false,
@@ -253,15 +263,6 @@ fn open_decoder(
         None => None,
     };
     let session = open(decoder.graph)?;
-    let chunk = if is_cpu { CHUNK_ON_CPU } else { CHUNK_ON_GPU };
-    let mut ladders = Ladders::new(&config.tuning, config.model.context_length, chunk, options.rows_max);
-    if is_cpu {
-        ladders = ladders.with_long_chunk(&config.tuning, LONG_CHUNK_ON_CPU).with_close_sizes(&config.tuning);
-    }
-    if let Some(reason) = &decoder.refuses_filler {
-        notices.push(format!("Programs have exact lengths and one row, since filler would change answers: {reason}"));
-        ladders = ladders.without_filler();
-    }
     Ok(TextModel::new(TextModelParts {
         session,
         inputs: decoder.inputs,
