@@ -194,9 +194,7 @@ impl TextModel {
         let report = session.run_into(&arguments, &mut buffers.prepare(roles, bytes, &self.spare))?;
         let logits = match roles.iter().position(|(role, _)| *role == OutputRole::Logits) {
             None => vec![Scores::default(); plan.rows.len()],
-            Some(place) if is_shared(&roles[place]) => {
-                buffers.share_scores(plan.rows.len() * plan.scored(), self.shared.vocabulary)
-            }
+            Some(place) if is_shared(&roles[place]) => buffers.share_scores(score_places(plan), self.shared.vocabulary),
             Some(place) => {
                 let (_, bytes) = buffers.outputs().nth(place).unwrap_or((OutputRole::Logits, &[]));
                 let scores = self.read_logits(bytes, roles[place].1, plan)?;
@@ -281,8 +279,14 @@ impl TextModel {
     ) -> Result<Vec<Vec<f32>>, TensorError> {
         let row_bytes = self.shared.vocabulary * dtype.size_bytes();
         let row = |row: usize| read_floats(&bytes[row * row_bytes..][..row_bytes], dtype);
-        (0..plan.rows.len() * plan.scored()).map(row).collect()
+        score_places(plan).map(row).collect()
     }
+}
+
+/// Which of a step's scores are those of the plan's rows, row by row.
+fn score_places(plan: &StepPlan) -> impl Iterator<Item = usize> {
+    let scored = plan.scored();
+    plan.rows.iter().flat_map(move |row| (0..scored).map(move |number| plan.position(row) * scored + number))
 }
 
 /// Elements of a float type as f32.
@@ -332,7 +336,8 @@ impl Input {
             Input::integers(dtype, vec![rows, length], values.map(|(row, step)| value(row, step)))
         };
         // Filler rows repeat the first row, filler steps the last valid one of their row: they are as tame as the real ones.
-        let planned = |row: usize| if row < plan.rows.len() { row } else { 0 };
+        let by_position = plan.rows_by_position();
+        let planned = |row: usize| by_position[row].unwrap_or(0);
         match role {
             InputRole::Ids => a_token(&|row, step| {
                 let tokens = tokens[planned(row)];
@@ -361,8 +366,8 @@ impl Input {
                 Input::integers(dtype, vec![rows, scored], places.map(index))
             }
             InputRole::NewTokens => {
-                let valid = |row: usize| plan.rows.get(row).map_or(0, |row| row.valid as i64);
-                Input::integers(dtype, vec![rows], (0..rows).map(valid))
+                let valid = |row: &Option<usize>| row.map_or(0, |row| plan.rows[row].valid as i64);
+                Input::integers(dtype, vec![rows], by_position.iter().map(valid))
             }
             InputRole::Past(..) => Input::integers(dtype, Vec::new(), std::iter::empty()),
         }
