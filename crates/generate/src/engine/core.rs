@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::generator::check_tokens;
+use crate::row_search::{ChoiceError, ChosenToken};
 use crate::search::FinishReason;
 
 use super::draft_governor::DraftGovernor;
@@ -750,13 +751,13 @@ fn choose_tokens(row: &mut Row, scores: &[Scores], draft: &[u32], forced_max: us
     events
 }
 
-fn failed(row: &Row, mut events: Vec<Event>, error: &super::row_search::ChoiceError) -> Vec<Event> {
+fn failed(row: &Row, mut events: Vec<Event>, error: &ChoiceError) -> Vec<Event> {
     events.push(Event::Failed { answer: row.answer, message: error.to_string(), is_retryable: false });
     events
 }
 
 /// Makes a chosen token part of the row; true if the row ends with it.
-fn take_token(row: &mut Row, chosen: super::row_search::ChosenToken, events: &mut Vec<Event>) -> bool {
+fn take_token(row: &mut Row, chosen: ChosenToken, events: &mut Vec<Event>) -> bool {
     if chosen.is_kept {
         row.push(chosen.id, true);
     }

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use crate::config::GenerationConfig;
 use crate::generator::{GenerateError, check_length, check_tokens, system_seed};
+use crate::row_search::{RowSearch, SearchOptions};
 use crate::search::ParamsError;
 use crate::text_model::TextModel;
 use crate::tokenizer::Tokenizer;
@@ -22,7 +23,6 @@ use super::paged_runner::PagedRunner;
 use super::prefix_cache::chain_root;
 use super::request::{Request, RequestHandle};
 use super::row::{Row, RowId, RowState};
-use super::row_search::{RowSearch, SearchOptions};
 use super::runner::StepRunner;
 use super::speculation::Speculation;
 
@@ -246,7 +246,7 @@ impl Engine {
             is_stalled: false,
             keeps_turn: request.keeps_turn && answer == 0,
             deadline: request.deadline,
-            search: RowSearch::new(search.clone(), answer as u32)?,
+            search: RowSearch::new(search.clone(), 0, answer as u32)?,
             speculation: Speculation::new(&self.options.speculation),
             draft: Vec::new(),
             usage: Usage { prompt_tokens: request.prompt.len(), ..Usage::default() },

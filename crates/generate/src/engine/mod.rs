@@ -19,7 +19,6 @@ pub mod prefix_cache;
 pub mod request;
 pub mod row;
 mod row_copies;
-mod row_search;
 pub mod runner;
 pub mod schedule;
 #[cfg(test)]

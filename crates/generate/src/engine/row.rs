@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use precast_tensor::Digest;
 
+use crate::row_search::RowSearch;
+
 use super::events::{EventQueue, Usage};
 use super::page_pool::PageId;
-use super::row_search::RowSearch;
 use super::speculation::Speculation;
 
 /// The number of a row. Rows that came earlier have lower ones.

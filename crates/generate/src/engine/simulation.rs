@@ -15,10 +15,10 @@ use super::options::EngineLimits;
 use super::page_pool::PageId;
 use super::prefix_cache::chain_root;
 use super::row::{Row, RowId, RowState};
-use super::row_search::{RowSearch, SearchOptions};
 use super::runner::{Scores, StepFault, StepRow, StepRunner};
 use super::speculation::Speculation;
 use crate::config::{SearchConfig, SpeculativeConfig};
+use crate::row_search::{RowSearch, SearchOptions};
 use crate::search::{FinishReason, GeneratorParams};
 
 const VOCABULARY: usize = 12;
@@ -185,7 +185,7 @@ type Turn = (Vec<u32>, Option<FinishReason>);
 
 /// What the row says when it is alone, turn by turn.
 fn turns_alone(load: &Load, length_max: usize) -> Vec<Turn> {
-    let mut search = RowSearch::new(search_options(load, length_max), 0).unwrap();
+    let mut search = RowSearch::new(search_options(load, length_max), 0, 0).unwrap();
     let mut tokens = load.prompt.clone();
     let mut is_generated = vec![false; tokens.len()];
     let mut begins = vec![0];
@@ -289,7 +289,7 @@ impl Simulation {
             is_stalled: false,
             keeps_turn: !load.moves.is_empty(),
             deadline: None,
-            search: RowSearch::new(search_options(load, self.limits.length_max), 0).unwrap(),
+            search: RowSearch::new(search_options(load, self.limits.length_max), 0, 0).unwrap(),
             speculation: Speculation::new(&self.speculation),
             draft: Vec::new(),
             usage: Usage { prompt_tokens: load.prompt.len(), ..Usage::default() },
