@@ -72,6 +72,7 @@ pub struct TextModel {
     shared: Arc<TextModelParts>,
     spare: Arc<SpareMemory>,
     reopen: Option<Reopen>,
+    draft: Option<Arc<TextModel>>,
 }
 
 /// What a TextModel is made of.
@@ -119,12 +120,26 @@ pub struct StepOutputs {
 impl TextModel {
     /// A decoder of these parts.
     pub fn new(parts: TextModelParts) -> TextModel {
-        TextModel { shared: Arc::new(parts), spare: Arc::default(), reopen: None }
+        TextModel { shared: Arc::new(parts), spare: Arc::default(), reopen: None, draft: None }
     }
 
     /// The same decoder, which can be opened anew when its device has failed.
     pub fn with_reopen(self, reopen: Reopen) -> TextModel {
         TextModel { reopen: Some(reopen), ..self }
+    }
+
+    /// The same decoder with a smaller one that proposes its tokens; both must have the same vocabulary.
+    pub fn with_draft(self, draft: TextModel) -> Result<TextModel, String> {
+        let (expected, found) = (self.vocabulary(), draft.vocabulary());
+        if expected != found {
+            return Err(format!("model.draft has {found} ids; {expected}, as the decoder, were expected"));
+        }
+        Ok(TextModel { draft: Some(Arc::new(draft)), ..self })
+    }
+
+    /// The decoder that proposes its tokens, if there is one.
+    pub fn draft(&self) -> Option<&TextModel> {
+        self.draft.as_deref()
     }
 
     /// Opens the decoder anew, after its device has failed.

@@ -419,6 +419,111 @@ fn tokens_that_must_follow_come_in_pieces_and_are_those_of_scores() {
     assert!(quick_steps * 4 < slow_steps, "{quick_steps} steps with tokens taken unseen, {slow_steps} without");
 }
 
+/// Requests of every kind: greedy and drawn, with penalties, a ban of repeats, a bias, and grammars.
+fn drafted_requests(model: &TextModel) -> Vec<Request> {
+    let guided = |number: u64, guidance: Guidance| {
+        let params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(60);
+        let params = if number % 2 == 1 { params.temperature(0.8).seed(number) } else { params };
+        Request { guidance: Some(guidance), ..Request::new(prompt(number), params) }
+    };
+    let plain = (0..15).map(|number| {
+        let mut params = varied(model, number).max_new_tokens(12 + number as usize);
+        params.ignore_eos = number % 4 == 0;
+        Request::new(prompt(number), params)
+    });
+    let grammars = (0..4).map(|number| match number < 2 {
+        true => guided(number, Guidance::Regex("[0-9]{3}-[a-f]{2}(yes|no)".to_string())),
+        false => guided(number, Guidance::Lark("start: /[a-z]{4,9}/ \" \" /[xyz]{3}/".to_string())),
+    });
+    let long = Request::new(vec![9; 150], varied(model, 1).max_new_tokens(20));
+    plain.chain(grammars).chain([long]).collect()
+}
+
+#[test]
+fn a_draft_model_changes_no_token_of_any_request() {
+    let speculation = SpeculativeConfig { ngram_size: 0, max_draft_tokens: 4, ..lookup(0) };
+    let tokenizer = tokenizer();
+    for draft in ["llama-fp32", "qwen2-fp32", "llama_mha-fp32"] {
+        let plain = model("llama-fp32");
+        let drafted = plain.clone().with_draft(model(draft)).unwrap();
+        let requests = drafted_requests(&plain);
+        let answers = |model: &TextModel, options: EngineOptions, is_alone: bool| {
+            let engine = Engine::new(model, Some(&tokenizer), options).unwrap();
+            let send = |request: &Request| engine.submit(request.clone()).unwrap();
+            let answers: Vec<(Vec<u32>, FinishReason)> = match is_alone {
+                true => requests.iter().map(|request| answer(&send(request))).collect(),
+                false => {
+                    let handles: Vec<RequestHandle> = requests.iter().map(send).collect();
+                    handles.iter().map(answer).collect()
+                }
+            };
+            (answers, engine.metrics().unwrap().speculation)
+        };
+        let (expected, none) = answers(&plain, options(&plain), true);
+        assert_eq!(none.rounds, 0);
+        let own = EngineOptions { speculation: speculation.clone(), proposes_always: true, ..options(&plain) };
+        let few_pages = EngineOptions { pages: Some(60), tokens_max: 9, rows_max: 3, ..own.clone() };
+        let adaptive = SpeculativeConfig { min_adaptive_k: 2, cooldown: true, ..lookup(3) };
+        let with_lookups = EngineOptions { speculation: adaptive, prefix_caching: true, ..own.clone() };
+        for (options, is_alone) in [(own.clone(), true), (own, false), (few_pages, false), (with_lookups, false)] {
+            let (found, stats) = answers(&drafted, options, is_alone);
+            for (number, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert_eq!(found, expected, "request {number}, draft {draft}, alone: {is_alone}");
+            }
+            assert!(stats.rounds > 50 && stats.proposed >= stats.accepted, "{stats:?}");
+            if draft == "llama-fp32" && is_alone {
+                assert_eq!((stats.corrections, stats.lookup_hits), (0, 0), "{stats:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_draft_model_that_is_the_model_itself_is_nearly_always_right() {
+    let plain = model("qwen3-fp32");
+    let drafted = plain.clone().with_draft(plain.clone()).unwrap();
+    let speculation = SpeculativeConfig { max_draft_tokens: 4, ..lookup(0) };
+    let engine = engine(&drafted, EngineOptions { speculation, proposes_always: true, ..options(&plain) });
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(plain.config().search.clone()) };
+    let params = params.max_new_tokens(100).temperature(1.0).seed(5);
+    let handle = engine.submit(Request::new(vec![5, 6, 7], params.clone())).unwrap();
+    assert_eq!(answer(&handle).0, alone(&plain, &params, &[5, 6, 7]));
+    let stats = engine.metrics().unwrap().speculation;
+    assert_eq!((stats.rounds, stats.corrections, stats.accepted), (20, 0, 79), "{stats:?}");
+}
+
+#[test]
+fn a_draft_model_must_have_the_same_vocabulary() {
+    let refused = model("llama-fp32").with_draft(model("gpt2_like-fp32")).err().unwrap();
+    assert!(refused.contains("320, as the decoder, were expected"), "{refused}");
+}
+
+#[test]
+fn a_folder_may_name_a_draft_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = |name: &str, to: &std::path::Path| {
+        std::fs::create_dir_all(to).unwrap();
+        for entry in std::fs::read_dir(data().join(name)).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+        }
+    };
+    copy("llama-fp32", folder.path());
+    copy("llama_mha-fp32", &folder.path().join("draft"));
+    let text = std::fs::read_to_string(folder.path().join("draft/genai_config.json")).unwrap();
+    let mut decoder: Value = serde_json::from_str::<Value>(&text).unwrap()["model"]["decoder"].take();
+    decoder["filename"] = "draft/model.onnx".into();
+    let overlays = vec![overlay(&serde_json::json!({"model": {"draft": decoder}}).to_string())];
+    let opened = open_text_model(folder.path(), &TextOptions { overlays, ..TextOptions::default() }).unwrap();
+    let options = EngineOptions { rows_max: 2, ..opened.engine_options() };
+    let engine = opened.engine(options).unwrap();
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(opened.model.config().search.clone()) };
+    let params = params.max_new_tokens(20);
+    let handle = engine.submit(Request::new(vec![5, 6, 7], params.clone())).unwrap();
+    assert_eq!(answer(&handle).0, alone(&opened.model, &params, &[5, 6, 7]));
+    assert!(engine.metrics().unwrap().speculation.rounds > 0);
+}
+
 #[test]
 fn log_probabilities_are_those_of_a_distribution() {
     let model = model("phi3-fp32");

@@ -132,7 +132,21 @@ fn open(directory: &Path, options: &TextOptions, given: Option<GivenDevice>) -> 
         }
         None => open_device(&runner, &cache)?,
     };
+    let draft = match &config.model.draft {
+        Some(draft) => {
+            let path = folder.path(&draft.filename)?;
+            let mut config = config.clone();
+            (config.model.decoder, config.model.draft) = (draft.clone(), None);
+            let device = (device.share(), cache.clone());
+            Some(open_decoder(&Model::open(&path)?, config, runner.clone(), options, device, &mut notices)?)
+        }
+        None => None,
+    };
     let model = open_decoder(&Model::open(&path)?, config, runner, options, (device, cache), &mut notices)?;
+    let model = match draft {
+        Some(draft) => model.with_draft(draft).map_err(Error::Request)?,
+        None => model,
+    };
     Ok(TextFolder { model, tokenizer, notices })
 }
 
@@ -172,11 +186,7 @@ fn read_config(folder: &Folder, options: &TextOptions) -> Result<GenerationConfi
         }
         Err(error) => Err(format!("cannot be the device: {error}")),
     };
-    let config = config::open(folder, options.overlays.clone(), &device_of)?;
-    if config.model.draft.is_some() {
-        return Err(Error::Request("model.draft: speculation with a draft model is not supported yet".to_string()));
-    }
-    Ok(config)
+    Ok(config::open(folder, options.overlays.clone(), &device_of)?)
 }
 
 /// The device: the caller's, else the first that the folder names, else the CPU.

@@ -11,6 +11,7 @@ use crate::row_search::{ChoiceError, ChosenToken};
 use crate::search::FinishReason;
 
 use super::draft_governor::DraftGovernor;
+use super::draft_model::DraftAsk;
 use super::events::{Event, EventQueue, TokenEvent};
 use super::metrics::EngineMetrics;
 use super::options::EngineLimits;
@@ -185,11 +186,12 @@ impl EngineCore {
         self.step += 1;
         self.reap(now);
         let is_deferred = self.admit();
+        // What proposals cost is part of what a step takes.
+        let begun = Instant::now();
         let reserved = self.plan_and_reserve();
         if reserved.is_empty() {
             return if is_deferred { StepOutcome::CapacityDeferred } else { StepOutcome::NoWork };
         }
-        let begun = Instant::now();
         match self.run(&reserved) {
             Ok(scores) => self.commit_and_learn(reserved, scores, begun),
             Err(StepFault::DeviceLost(reason)) => {
@@ -374,15 +376,18 @@ impl EngineCore {
     fn plan(&mut self) -> Vec<Share> {
         let is_divisible = self.runner.is_divisible();
         let decoding = self.rows.values().filter(|row| row.is_running() && !row.is_prompt).count();
-        let is_drafting = is_divisible && self.governor.allows(decoding.min(self.rows_now));
+        let is_worth = self.limits.proposes_always || self.governor.allows(decoding.min(self.rows_now));
+        let is_drafting = is_divisible && is_worth;
         for row in self.rows.values_mut().filter(|row| row.is_running()) {
             row.draft.clear();
             if is_drafting && !row.is_prompt {
-                // The last token of a row is never proposed: its scores are not needed.
-                let room = row.search.room(row.tokens.len()).saturating_sub(1);
-                row.draft = row.speculation.propose(&row.tokens, room);
+                row.draft = row.speculation.propose(&row.tokens, row.draft_room());
                 row.search.cut_draft(&mut row.draft);
+                row.is_looked_up = !row.draft.is_empty();
             }
+        }
+        if is_drafting {
+            self.ask_draft_model();
         }
         let candidates: Vec<Candidate> = self.ready_rows();
         let budget = match is_divisible {
@@ -400,6 +405,27 @@ impl EngineCore {
             },
         };
         share_step(&candidates, budget)
+    }
+
+    /// Has the draft model, if there is one, propose for rows that decode and found nothing in themselves.
+    fn ask_draft_model(&mut self) {
+        let Some(draft) = self.runner.draft() else { return };
+        let limits = &self.limits;
+        let is_asking = |row: &&Row| {
+            let is_open = row.is_running() && !row.is_prompt && row.events.len() < limits.events_max;
+            is_open && row.draft.is_empty() && row.pending() <= limits.prefill_max
+        };
+        let mut rows: Vec<&Row> = self.rows.values().filter(is_asking).collect();
+        rows.sort_by_key(|row| (row.stepped, row.id));
+        rows.truncate(self.rows_now);
+        // In the order of rows that came first, so that they stay where they lie.
+        rows.sort_by_key(|row| row.id);
+        let asks: Vec<DraftAsk<'_>> = rows.iter().map(|row| row.draft_ask()).collect();
+        let proposed = draft.propose(&asks);
+        let proposed: Vec<(RowId, Vec<u32>)> = rows.iter().map(|row| row.id).zip(proposed).collect();
+        for (id, tokens) in proposed {
+            self.rows.entry(id).and_modify(|row| row.draft = tokens);
+        }
     }
 
     /// Rows that could run. One whose client does not take what it is told waits for that, and not for a step.
@@ -617,7 +643,7 @@ impl EngineCore {
         row.speculation.learn(accepted, part.drafted);
         let generated = events.iter().filter(|event| matches!(event, Event::Token(_))).count();
         self.metrics.generated_tokens += generated;
-        self.metrics.speculation.count_round(part.drafted, accepted);
+        self.metrics.speculation.count_round(part.drafted, accepted, row.is_looked_up);
         // Pages for rejected tokens are not needed.
         let kept = (row.tokens.len() + 1).div_ceil(self.limits.page_tokens);
         for page in row.pages.split_off(kept.min(row.pages.len())) {
@@ -727,15 +753,15 @@ fn choose_tokens(row: &mut Row, scores: &[Scores], draft: &[u32], forced_max: us
             Ok(chosen) => chosen,
             Err(error) => return failed(row, events, &error),
         };
-        let id = chosen.id;
+        let is_right = draft.get(position) == Some(&chosen.id);
+        row.usage.accepted_draft_tokens += usize::from(is_right);
         if take_token(row, chosen, &mut events) {
             return events;
         }
-        if draft.get(position) != Some(&id) {
+        if !is_right {
             break;
         }
         row.cached += 1;
-        row.usage.accepted_draft_tokens += 1;
     }
     for _ in 0..forced_max {
         match row.search.choose_forced(row.tokens.len()) {

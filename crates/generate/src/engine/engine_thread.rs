@@ -249,6 +249,7 @@ impl Engine {
             search: RowSearch::new(search.clone(), 0, answer as u32)?,
             speculation: Speculation::new(&self.options.speculation),
             draft: Vec::new(),
+            is_looked_up: false,
             usage: Usage { prompt_tokens: request.prompt.len(), ..Usage::default() },
             events: events.clone(),
             waits_for: (answer > 0).then_some(RowId(first)),

@@ -7,6 +7,7 @@
 mod complete;
 pub mod core;
 mod draft_governor;
+pub mod draft_model;
 mod engine_thread;
 pub mod events;
 pub mod guidance;

@@ -40,6 +40,8 @@ pub struct EngineOptions {
     pub prefill_max: Option<usize>,
     /// Speculation.
     pub speculation: SpeculativeConfig,
+    /// Propose in every step, whether that pays or not: for measurements and tests.
+    pub proposes_always: bool,
     /// Events that a request may have waiting before it pauses.
     pub events_max: usize,
     /// Answers that may wait to be let in; requests beyond them are refused.
@@ -64,6 +66,7 @@ impl EngineOptions {
             prefill_share,
             prefill_max: None,
             speculation,
+            proposes_always: false,
             events_max: EVENTS_MAX,
             queued_max: QUEUED_MAX,
             checks_invariants: false,
@@ -131,6 +134,7 @@ impl EngineOptions {
             length_max: context_length.min(pages.saturating_mul(page_tokens)),
             prefix_caching: self.prefix_caching,
             events_max: self.events_max,
+            proposes_always: self.proposes_always,
         })
     }
 }
@@ -158,6 +162,8 @@ pub struct EngineLimits {
     pub prefix_caching: bool,
     /// Events that a request may have waiting before it pauses.
     pub events_max: usize,
+    /// Propose in every step, whether that pays or not.
+    pub proposes_always: bool,
 }
 
 #[cfg(test)]
@@ -183,6 +189,7 @@ mod tests {
                 min_adaptive_k: 0,
                 cooldown: false,
             },
+            proposes_always: false,
             events_max: 8,
             queued_max: 8,
             checks_invariants: false,

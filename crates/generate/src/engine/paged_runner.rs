@@ -10,6 +10,7 @@ use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
 use crate::step_buffers::StepBuffers;
 use crate::text_model::{StepError, StepOutputs, TextModel};
 
+use super::draft_model::DraftModel;
 use super::page_store::PageStore;
 use super::row::RowId;
 use super::row_copies::{Held, RowCopies};
@@ -27,6 +28,7 @@ pub struct PagedRunner {
     copies: BTreeMap<usize, RowCopies>,
     /// Of each Program that runs beside others.
     buffers: Vec<StepBuffers>,
+    draft: Option<DraftModel>,
     runs: u64,
 }
 
@@ -40,8 +42,9 @@ impl PagedRunner {
         let rows_max = rows_max.min(ladders.rows.largest());
         let slots_max = ladders.rows.at_least(rows_max).unwrap_or(rows_max) + 1;
         let store = PageStore::new(model.layers(), page_tokens);
+        let draft = model.draft().map(|draft| DraftModel::new(draft, rows_max));
         let (model, copies, buffers) = (model.clone(), BTreeMap::new(), Vec::new());
-        PagedRunner { model, ladders, rows_max, slots_max, store, copies, buffers, runs: 0 }
+        PagedRunner { model, ladders, rows_max, slots_max, store, copies, buffers, draft, runs: 0 }
     }
 
     /// Runs groups of rows, each in one Program, and keeps what they give when all have run: all rows of a group have one new
@@ -296,7 +299,8 @@ impl StepRunner for PagedRunner {
     }
 
     fn kv_bytes(&self) -> usize {
-        self.store.bytes() + self.copies.values().map(|copies| copies.cache.bytes()).sum::<usize>()
+        let copies: usize = self.copies.values().map(|copies| copies.cache.bytes()).sum();
+        self.store.bytes() + copies + self.draft.as_ref().map_or(0, DraftModel::kv_bytes)
     }
 
     fn is_divisible(&self) -> bool {
@@ -318,6 +322,10 @@ impl StepRunner for PagedRunner {
             }
         }
         Ok(scores)
+    }
+
+    fn draft(&mut self) -> Option<&mut DraftModel> {
+        self.draft.as_mut()
     }
 
     fn forget(&mut self, row: RowId) {

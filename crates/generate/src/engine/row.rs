@@ -7,6 +7,7 @@ use precast_tensor::Digest;
 
 use crate::row_search::RowSearch;
 
+use super::draft_model::DraftAsk;
 use super::events::{EventQueue, Usage};
 use super::page_pool::PageId;
 use super::speculation::Speculation;
@@ -72,6 +73,8 @@ pub struct Row {
     pub(super) speculation: Speculation,
     /// Proposed tokens for the next step.
     pub(super) draft: Vec<u32>,
+    /// Whether they were looked up in the row itself.
+    pub(super) is_looked_up: bool,
     pub(super) usage: Usage,
     pub(super) events: Arc<EventQueue>,
     /// The row whose prompt this one shares, until that one has run it.
@@ -82,6 +85,22 @@ impl Row {
     /// Tokens that are not cached.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.cached
+    }
+
+    /// Tokens that may be proposed; the last token of a row never is, since its scores are not needed.
+    pub(super) fn draft_room(&self) -> usize {
+        self.search.room(self.tokens.len()).saturating_sub(1)
+    }
+
+    /// What a draft model is asked.
+    pub(super) fn draft_ask(&self) -> DraftAsk<'_> {
+        DraftAsk {
+            row: self.id,
+            tokens: &self.tokens,
+            is_generated: &self.is_generated,
+            search: &self.search,
+            width: self.speculation.width(self.draft_room()),
+        }
     }
 
     /// Whether it takes part in steps.

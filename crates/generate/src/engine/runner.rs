@@ -3,6 +3,7 @@
 
 pub use crate::step_buffers::Scores;
 
+use super::draft_model::DraftModel;
 use super::page_pool::PageId;
 use super::row::RowId;
 
@@ -46,6 +47,11 @@ pub trait StepRunner: Send {
     /// Runs the new tokens of rows and keeps their keys and values in the rows' pages, behind what is cached. Gives for each
     /// row the scores that are wanted. After a fault what was cached is as before.
     fn run(&mut self, rows: &[StepRow<'_>]) -> Result<Vec<Vec<Scores>>, StepFault>;
+
+    /// The model that proposes tokens, if there is one.
+    fn draft(&mut self) -> Option<&mut DraftModel> {
+        None
+    }
 
     /// Forgets what it knows of a row beside its pages: its tokens may change, or it has ended.
     fn forget(&mut self, row: RowId);

@@ -292,6 +292,7 @@ impl Simulation {
             search: RowSearch::new(search_options(load, self.limits.length_max), 0, 0).unwrap(),
             speculation: Speculation::new(&self.speculation),
             draft: Vec::new(),
+            is_looked_up: false,
             usage: Usage { prompt_tokens: load.prompt.len(), ..Usage::default() },
             events,
             waits_for: None,
@@ -383,6 +384,7 @@ fn limits(page_tokens: usize, pages: usize) -> EngineLimits {
         length_max: page_tokens * pages,
         prefix_caching: false,
         events_max: 1 << 20,
+        proposes_always: false,
     }
 }
 
