@@ -213,6 +213,33 @@ fn one_long_row_does_not_make_the_copies_of_short_ones_long() {
 }
 
 #[test]
+fn programs_are_there_before_steps_need_them() {
+    let tuning = r#"{"kv_capacity_buckets":[32,64,512],"length_buckets":[8,16],"row_buckets":[1,2]}"#;
+    let opened = model_with("llama-fp32", tuning);
+    let programs = || opened.session().loaded().len();
+    let wait_for = |count: usize| {
+        let is_there = |_: &u32| {
+            std::thread::sleep(Duration::from_millis(10));
+            programs() >= count
+        };
+        assert!((0..1000).find(is_there).is_some(), "{} of {count} Programs", programs());
+    };
+    let options = EngineOptions { rows_max: 2, prepares_programs: true, ..options(&opened) };
+    let engine = engine(&opened, options);
+    // One and two rows that decode, prompts of both lengths.
+    wait_for(4);
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(opened.config().search.clone()) };
+    let ask = |count| answer(&engine.submit(Request::new(vec![5; 9], params.clone().max_new_tokens(count))).unwrap());
+    ask(8);
+    assert_eq!(programs(), 4, "a step needed nothing else");
+    ask(18);
+    // The row came near the end of its capacity, and not beyond it.
+    wait_for(5);
+    ask(40);
+    wait_for(6);
+}
+
+#[test]
 fn answers_of_one_prompt_share_its_pages_and_differ() {
     let model = model("llama-fp32");
     let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(8).temperature(1.5).seed(3);

@@ -105,7 +105,10 @@ impl Engine {
         options: EngineOptions,
     ) -> Result<Engine, EngineError> {
         let limits = limits_of(model, &options)?;
-        let runner = PagedRunner::new(model, limits.page_tokens, limits.rows_max);
+        let mut runner = PagedRunner::new(model, limits.page_tokens, limits.rows_max);
+        if options.prepares_programs {
+            runner.prepare_ahead();
+        }
         Engine::with_runner(model, tokenizer, options, Box::new(runner))
     }
 

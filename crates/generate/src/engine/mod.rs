@@ -17,6 +17,7 @@ pub mod page_pool;
 mod page_store;
 mod paged_runner;
 pub mod prefix_cache;
+mod preparer;
 pub mod request;
 pub mod row;
 mod row_copies;

@@ -40,6 +40,8 @@ pub struct EngineOptions {
     pub prefill_max: Option<usize>,
     /// Speculation.
     pub speculation: SpeculativeConfig,
+    /// Compile Programs ahead of need, on a thread of its own: for engines that live longer than a few requests.
+    pub prepares_programs: bool,
     /// Propose in every step, whether that pays or not: for measurements and tests.
     pub proposes_always: bool,
     /// Events that a request may have waiting before it pauses.
@@ -66,6 +68,7 @@ impl EngineOptions {
             prefill_share,
             prefill_max: None,
             speculation,
+            prepares_programs: false,
             proposes_always: false,
             events_max: EVENTS_MAX,
             queued_max: QUEUED_MAX,
@@ -189,6 +192,7 @@ mod tests {
                 min_adaptive_k: 0,
                 cooldown: false,
             },
+            prepares_programs: false,
             proposes_always: false,
             events_max: 8,
             queued_max: 8,

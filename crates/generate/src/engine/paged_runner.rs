@@ -12,6 +12,7 @@ use crate::text_model::{StepError, StepOutputs, TextModel};
 
 use super::draft_model::DraftModel;
 use super::page_store::PageStore;
+use super::preparer::Preparer;
 use super::row::RowId;
 use super::row_copies::{Held, RowCopies};
 use super::runner::{Scores, StepFault, StepRow, StepRunner};
@@ -29,6 +30,7 @@ pub struct PagedRunner {
     /// Of each Program that runs beside others.
     buffers: Vec<StepBuffers>,
     draft: Option<DraftModel>,
+    preparer: Option<Preparer>,
     runs: u64,
 }
 
@@ -44,7 +46,12 @@ impl PagedRunner {
         let store = PageStore::new(model.layers(), page_tokens);
         let draft = model.draft().map(|draft| DraftModel::new(draft, rows_max));
         let (model, copies, buffers) = (model.clone(), BTreeMap::new(), Vec::new());
-        PagedRunner { model, ladders, rows_max, slots_max, store, copies, buffers, draft, runs: 0 }
+        PagedRunner { model, ladders, rows_max, slots_max, store, copies, buffers, draft, preparer: None, runs: 0 }
+    }
+
+    /// Has Programs compiled ahead of need, on a thread of its own.
+    pub fn prepare_ahead(&mut self) {
+        self.preparer = Preparer::begin(&self.model, self.rows_max);
     }
 
     /// Runs groups of rows, each in one Program, and keeps what they give when all have run: all rows of a group have one new
@@ -67,6 +74,9 @@ impl PagedRunner {
         });
         let outputs = outputs.into_iter().collect::<Result<Vec<StepOutputs>, StepFault>>()?;
         self.keep(&jobs);
+        if let Some(preparer) = &mut self.preparer {
+            jobs.iter().for_each(|job| preparer.look_ahead(&job.plan, &self.ladders));
+        }
         let mut scores: Vec<Vec<Vec<Scores>>> = groups.iter().map(|rows| vec![Vec::new(); rows.len()]).collect();
         for (job, outputs) in jobs.iter().zip(outputs) {
             for (&position, found) in job.positions.iter().zip(scores_of(&job.rows, &job.plan, outputs)) {
@@ -335,7 +345,11 @@ impl StepRunner for PagedRunner {
     fn rebuild(&mut self) -> Result<(), StepFault> {
         // A Session whose device has failed runs nothing any more, so there is a new one or none.
         let model = self.model.reopen().map_err(StepFault::DeviceLost)?;
+        let prepares = self.preparer.is_some();
         *self = PagedRunner::new(&model, self.store.page_tokens(), self.rows_max);
+        if prepares {
+            self.prepare_ahead();
+        }
         Ok(())
     }
 }
