@@ -240,6 +240,56 @@ fn programs_are_there_before_steps_need_them() {
 }
 
 #[test]
+fn requests_of_different_salts_share_no_pages() {
+    let model = model("llama-fp32");
+    let params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(4);
+    let engine = engine(&model, EngineOptions { prefix_caching: true, ..options(&model) });
+    let cached = |salt: Option<&str>| {
+        let cache_salt = salt.map(str::to_string);
+        let handle = engine.submit(Request { cache_salt, ..Request::new(vec![7; 30], params.clone()) }).unwrap();
+        let mut found = None;
+        let mut tokens = Vec::new();
+        for event in handle.events() {
+            match event {
+                Event::Token(token) => tokens.push(token.id),
+                Event::Finished { usage, .. } => found = Some(usage.cached_prompt_tokens),
+                Event::Blocked | Event::Failed { .. } => panic!("{event:?}"),
+            }
+        }
+        assert!(tokens.starts_with(&alone(&model, &params, &[7; 30])));
+        found.unwrap()
+    };
+    assert_eq!([cached(None), cached(Some("a")), cached(Some("b"))], [0, 0, 0]);
+    assert_eq!([cached(None), cached(Some("a")), cached(Some("b"))], [28, 28, 28]);
+}
+
+#[test]
+fn stop_strings_end_answers_as_they_end_those_of_a_generator() {
+    let (model, tokenizer) = (model("llama-fp32"), tokenizer());
+    let plain = GeneratorParams::new(model.config().search.clone()).max_new_tokens(40);
+    let plain = GeneratorParams { ignore_eos: true, ..plain };
+    let engine = Engine::new(&model, Some(&tokenizer), EngineOptions { speculation: lookup(2), ..options(&model) });
+    let engine = engine.unwrap();
+    let mut stopped = 0;
+    for number in 0..10 {
+        let prompt = prompt(number);
+        let said = generate(&model, Some(&tokenizer), &plain, &[&prompt], &mut |_| (), None).unwrap();
+        let said = said.answers[0].text.clone().unwrap();
+        // Some characters from the middle of what it says, and something that it does not say.
+        let middle: String = said.chars().skip(said.chars().count() / 2).take(3).collect();
+        let params = GeneratorParams { stop: vec!["never said".to_string(), middle.clone()], ..plain.clone() };
+        let expected = generate(&model, Some(&tokenizer), &params, &[&prompt], &mut |_| (), None).unwrap();
+        let expected = &expected.answers[0];
+        let handle = engine.submit(Request::new(prompt, params)).unwrap();
+        let (text, reason) = text(&handle);
+        assert_eq!((Some(&text), reason), (expected.text.as_ref(), expected.finish), "request {number}");
+        assert!(!text.contains(&middle));
+        stopped += usize::from(reason == FinishReason::StopString(1));
+    }
+    assert_eq!(stopped, 10);
+}
+
+#[test]
 fn answers_of_one_prompt_share_its_pages_and_differ() {
     let model = model("llama-fp32");
     let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(8).temperature(1.5).seed(3);

@@ -718,6 +718,53 @@ fn defect_27_endless_decoders_and_long_prompts_starve_nobody() {
 }
 
 #[test]
+fn long_prompts_that_overlap_each_advance_when_they_are_oldest() {
+    const DECODERS: u64 = 24;
+    const PROMPTS: u64 = 6;
+    const PROMPT: usize = 2048;
+    let limits = EngineLimits {
+        rows_max: 9,
+        tokens_max: 256,
+        prefill_min: 64,
+        prefill_max: 128,
+        length_max: 1 << 16,
+        ..limits(64, 4096)
+    };
+    let mut simulation = Simulation::new(limits.clone(), PLAIN);
+    let endless = Load { max_new_tokens: usize::MAX, seed: Some(1), ..a_load(&[5], 1) };
+    (0..DECODERS).for_each(|id| simulation.add(id, &endless));
+    (0..40).for_each(|_| drop(simulation.step()));
+    for id in 0..PROMPTS {
+        simulation.add(1000 + id, &a_load(&vec![3; PROMPT + id as usize], 1));
+    }
+    let open = |simulation: &Simulation| -> Vec<u64> {
+        (0..PROMPTS).filter(|id| simulation.core.tokens(RowId(1000 + id)).is_some()).collect()
+    };
+    let bound = (DECODERS as usize).div_ceil(limits.rows_max - 1);
+    let (mut seen, mut gaps) = (vec![0; DECODERS as usize], vec![0; DECODERS as usize]);
+    let mut steps_as_oldest = 0;
+    let mut left = open(&simulation);
+    while !left.is_empty() {
+        simulation.step();
+        steps_as_oldest += 1;
+        for id in 0..DECODERS as usize {
+            let told = simulation.queues[&RowId(id as u64)].len();
+            gaps[id] = if told > seen[id] { 0 } else { gaps[id] + 1 };
+            seen[id] = told;
+            let is_open = simulation.core.tokens(RowId(id as u64)).is_some();
+            assert!(!is_open || gaps[id] <= bound, "row {id} did not step for {} steps", gaps[id]);
+        }
+        let now = open(&simulation);
+        if now.first() != left.first() {
+            assert!(steps_as_oldest <= (PROMPT + 9).div_ceil(limits.prefill_min), "{steps_as_oldest} steps");
+            assert!(now.is_sorted() && left.ends_with(&now), "those that came first end first");
+            steps_as_oldest = 0;
+        }
+        left = now;
+    }
+}
+
+#[test]
 fn a_high_priority_overtakes_a_prompt_that_has_begun() {
     let mut simulation = Simulation::new(limits(4, 60), PLAIN);
     simulation.add(0, &a_load(&[1; 80], 2));
