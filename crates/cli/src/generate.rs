@@ -95,7 +95,7 @@ pub fn run_generate(args: &GenerateArgs, shared: &Shared, cx: &Cx) -> Result<Rep
 
 /// Grammars and speculation are the engine's; beams are not.
 fn needs_engine(folder: &TextFolder, params: &GeneratorParams, guidance: Option<&Guidance>) -> bool {
-    let is_speculating = folder.model.config().speculative.ngram_size > 0;
+    let is_speculating = folder.model.config().speculative.ngram_size > 0 || folder.model.draft().is_some();
     guidance.is_some() || (is_speculating && params.search.num_beams == 1)
 }
 

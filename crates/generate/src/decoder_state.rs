@@ -262,8 +262,8 @@ impl DecoderState {
                 let outputs = self.model.run(plan, &tokens, cache, &mut self.buffers)?;
                 for (layer, half, bytes) in self.buffers.present() {
                     let row_bytes = cache.step_bytes(layer, half, plan.shape.length);
-                    for (position, row) in plan.rows.iter().enumerate() {
-                        let new = &bytes[position * row_bytes..][..row_bytes];
+                    for row in &plan.rows {
+                        let new = &bytes[plan.position(row) * row_bytes..][..row_bytes];
                         cache.write(layer, half, row.slot, row.cached, new, row.valid);
                     }
                 }

@@ -1,14 +1,13 @@
 //! Generation of one batch of independent rows: prompts are appended, tokens come out one step at a time. After an error the
 //! state is the one before the call.
 
+use std::sync::Arc;
+
 use crate::config::GenerationConfig;
 use crate::decoder_state::{DecoderState, Sequence, StepObserver, StepStats};
-use crate::search::{
-    Draw, FinishReason, GeneratorParams, History, ParamsError, RuleError, StopMatcher, apply_rules, choose,
-    choose_likeliest, log_softmax_at, top_logprobs, uniform,
-};
+use crate::row_search::{ChoiceError, ChosenToken, Logprobs, RowSearch, SearchOptions};
+use crate::search::{FinishReason, GeneratorParams, ParamsError, RuleError};
 use crate::text_model::{StepError, TextModel};
-use crate::text_stream::TextStream;
 use crate::tokenizer::Tokenizer;
 
 /// Why a call failed.
@@ -53,23 +52,16 @@ pub struct StepToken {
 
 /// What one row knows beside its tokens.
 struct Row {
+    search: RowSearch,
     finish: Option<FinishReason>,
-    /// Tokens generated since the last append.
-    new_tokens: usize,
-    text: Option<(TextStream, StopMatcher)>,
     /// Scores that replace the model's for one step.
     given_logits: Option<Vec<f32>>,
-    /// Which stream of random numbers the row draws from.
-    stream: u32,
-    return_index: u32,
 }
 
 /// Generation of one batch of rows.
 pub struct Generator {
     model: TextModel,
-    params: GeneratorParams,
-    tokenizer: Option<Tokenizer>,
-    seed: u64,
+    options: Arc<SearchOptions>,
     state: Option<DecoderState>,
     rows: Vec<Row>,
     observer: Option<StepObserver>,
@@ -106,12 +98,15 @@ impl Generator {
             Some(seed) => seed,
             None => system_seed()?,
         };
-        Ok(Generator { model: model.clone(), params, tokenizer, seed, state: None, rows: Vec::new(), observer: None })
+        let config = &model.config().model;
+        let (eos, length_max) = (config.eos_token_ids.clone(), params.search.max_length.min(config.context_length));
+        let options = Arc::new(SearchOptions { params, seed, eos, length_max, tokenizer, guide: None });
+        Ok(Generator { model: model.clone(), options, state: None, rows: Vec::new(), observer: None })
     }
 
     /// The seed of all draws.
     pub fn seed(&self) -> u64 {
-        self.seed
+        self.options.seed
     }
 
     /// Tells someone what each step ran.
@@ -144,7 +139,8 @@ impl Generator {
         }
         for (row, tokens) in self.rows.iter_mut().zip(tokens) {
             if !tokens.is_empty() {
-                (row.finish, row.new_tokens) = (None, 0);
+                row.finish = None;
+                row.search.begin_count();
             }
         }
         self.end_full_rows();
@@ -163,8 +159,9 @@ impl Generator {
                 state.read_scores(row)?;
             }
         }
-        let chosen: Vec<StepToken> = live.iter().map(|&row| self.choose(row)).collect::<Result<_, GenerateError>>()?;
-        Ok(chosen.into_iter().map(|token| self.commit(token)).collect())
+        // All are picked before any is part of its row, so that after an error none is.
+        let picked: Vec<Picked> = live.iter().map(|&row| self.pick(row)).collect::<Result<_, GenerateError>>()?;
+        picked.into_iter().map(|picked| self.commit(picked)).collect()
     }
 
     /// Whether every row has ended.
@@ -243,26 +240,21 @@ impl Generator {
         let row_state = &mut self.rows[row];
         row_state.finish = None;
         row_state.given_logits = None;
-        row_state.new_tokens = row_state.new_tokens.saturating_sub(dropped);
-        self.retell(row)
+        row_state.search.drop_tokens(dropped);
+        self.retell(row);
+        self.end_full_rows();
+        Ok(())
     }
 
     /// A new row that is what another is, with random numbers of its own.
     pub fn fork(&mut self, row: usize) -> Result<usize, GenerateError> {
         self.state_of(row)?.fork(row)?;
-        let (text, rows) = (self.new_text()?, self.rows.len());
-        let parent = &self.rows[row];
-        let siblings = self.rows.iter().filter(|other| other.stream == parent.stream).count();
-        let new = Row {
-            finish: parent.finish,
-            new_tokens: parent.new_tokens,
-            text,
-            given_logits: parent.given_logits.clone(),
-            stream: parent.stream,
-            return_index: siblings as u32,
-        };
+        let (parent, rows) = (&self.rows[row], self.rows.len());
+        let siblings = self.rows.iter().filter(|other| other.search.stream() == parent.search.stream()).count();
+        let search = parent.search.fork(siblings as u32)?;
+        let new = Row { search, finish: parent.finish, given_logits: parent.given_logits.clone() };
         self.rows.push(new);
-        self.retell(rows)?;
+        self.retell(rows);
         Ok(rows)
     }
 
@@ -281,7 +273,7 @@ impl Generator {
         if tokens.is_empty() || (!is_first && tokens.len() != self.rows.len()) {
             return refuse(format!("{} rows were given; {} were expected", tokens.len(), self.rows.len().max(1)));
         }
-        let batch = self.params.search.batch_size;
+        let batch = self.options.params.search.batch_size;
         if is_first && batch > 1 && batch != tokens.len() {
             return refuse(format!("batch_size is {batch} and {} rows were given", tokens.len()));
         }
@@ -291,7 +283,7 @@ impl Generator {
             if is_first && tokens.is_empty() {
                 return refuse(format!("row {row} has no tokens"));
             }
-            check_length(row, self.len(row), tokens.len(), self.params.search.max_length, config)?;
+            check_length(row, self.len(row), tokens.len(), self.options.params.search.max_length, config)?;
         }
         Ok(())
     }
@@ -302,9 +294,10 @@ impl Generator {
             return Ok(());
         }
         let longest = tokens.iter().map(|tokens| tokens.len()).max().unwrap_or(0);
-        let chunk = self.params.search.chunk_size;
-        let mut state = DecoderState::new(&self.model, tokens.len(), longest, self.params.max_new_tokens, chunk)?;
-        if self.params.takes_largest() {
+        let chunk = self.options.params.search.chunk_size;
+        let mut state =
+            DecoderState::new(&self.model, tokens.len(), longest, self.options.params.max_new_tokens, chunk)?;
+        if self.options.params.takes_largest() {
             state.leave_scores();
         }
         if let Some(observer) = self.observer.take() {
@@ -312,114 +305,71 @@ impl Generator {
         }
         self.state = Some(state);
         for stream in 0..tokens.len() as u32 {
-            let text = self.new_text()?;
-            let row = Row { finish: None, new_tokens: 0, text, given_logits: None, stream, return_index: 0 };
-            self.rows.push(row);
+            let search = RowSearch::new(self.options.clone(), stream, 0)?;
+            self.rows.push(Row { search, finish: None, given_logits: None });
         }
         Ok(())
-    }
-
-    fn new_text(&self) -> Result<Option<(TextStream, StopMatcher)>, GenerateError> {
-        let matcher = StopMatcher::new(&self.params.stop)?;
-        Ok(self.tokenizer.as_ref().map(|tokenizer| (tokenizer.stream(), matcher)))
     }
 
     /// Reads the generated tokens of a row again, after some were dropped or copied.
-    fn retell(&mut self, row: usize) -> Result<(), GenerateError> {
-        let mut text = self.new_text()?;
-        if let (Some((stream, matcher)), Some(state)) = (&mut text, &self.state) {
-            let sequence = &state.rows()[row];
-            for (&token, _) in
-                sequence.tokens.iter().zip(&sequence.is_generated).filter(|(_, is_generated)| **is_generated)
-            {
-                matcher.push(stream.push(token));
-            }
-        }
-        self.rows[row].text = text;
-        Ok(())
+    fn retell(&mut self, row: usize) {
+        let Some(sequence) = self.state.as_ref().and_then(|state| state.rows().get(row)) else { return };
+        let tokens = sequence.tokens.iter().zip(&sequence.is_generated);
+        let generated = tokens.filter(|(_, is_generated)| **is_generated).map(|(&token, _)| token);
+        self.rows[row].search.retell(generated);
     }
 
-    fn choose(&self, row: usize) -> Result<StepToken, GenerateError> {
+    fn pick(&mut self, row: usize) -> Result<Picked, GenerateError> {
         let missing = || GenerateError::Input(format!("row {row} has no tokens, so nothing follows them"));
         let sequence = self.state.as_ref().and_then(|state| state.rows().get(row)).ok_or_else(missing)?;
-        let control = &self.rows[row];
-        if let (Some((id, _)), None, None) = (sequence.best, &sequence.logits, &control.given_logits) {
-            return Ok(StepToken { row, id, text: String::new(), logprobs: None, finished: None });
+        let Row { search, given_logits, .. } = &mut self.rows[row];
+        if let (Some((id, _)), None, None) = (sequence.best, &sequence.logits, &given_logits) {
+            return Ok(Picked { row, id, logprobs: None });
         }
-        let raw = control.given_logits.as_deref().or(sequence.logits.as_deref()).ok_or_else(missing)?;
-        if self.params.takes_largest() {
-            let id =
-                choose_likeliest(raw, sequence.tokens.len()).map_err(|source| GenerateError::Rule { row, source })?;
-            return Ok(StepToken { row, id, text: String::new(), logprobs: None, finished: None });
-        }
-        let mut logits = raw.to_vec();
-        let history = History { tokens: &sequence.tokens, is_generated: &sequence.is_generated };
-        apply_rules(&mut logits, history, &self.params, self.eos())
-            .map_err(|source| GenerateError::Rule { row, source })?;
-        let (stream, return_index) = (control.stream, control.return_index);
-        let draw = Draw { stream, return_index, position: sequence.tokens.len() as u32 };
-        let choice = choose(&logits, &self.params, || uniform(self.seed, draw));
-        let logprobs = self.params.logprobs.map(|count| (log_softmax_at(raw, choice.token), top_logprobs(raw, count)));
-        Ok(StepToken { row, id: choice.token, text: String::new(), logprobs, finished: None })
+        let raw = given_logits.as_deref().or(sequence.logits.as_deref()).ok_or_else(missing)?;
+        let picked = search.pick(raw, &sequence.tokens, &sequence.is_generated);
+        let (id, logprobs) = picked.map_err(|error| refused(row, error))?;
+        Ok(Picked { row, id, logprobs })
     }
 
-    /// Makes a chosen token part of its row, and ends the row where it must.
-    fn commit(&mut self, mut token: StepToken) -> StepToken {
-        let row = token.row;
-        self.rows[row].given_logits = None;
-        let is_eos = !self.params.ignore_eos && self.eos().contains(&token.id);
-        let Some(state) = &mut self.state else { return token };
-        if !is_eos || self.params.include_stop_token {
-            state.row_mut(row).push(token.id, true);
-        }
-        let length = state.rows()[row].tokens.len();
-        let control = &mut self.rows[row];
-        if !is_eos {
-            control.new_tokens += 1;
-        }
-        let mut stop = None;
-        if let (Some((stream, matcher)), false) = (&mut control.text, is_eos) {
-            let passed = matcher.push(stream.push(token.id));
-            (token.text, stop) = (passed.text, passed.stop);
-        }
-        control.finish = match stop {
-            _ if is_eos => Some(FinishReason::Eos),
-            Some(position) => Some(FinishReason::StopString(position)),
-            None if self.params.max_new_tokens.is_some_and(|max| control.new_tokens >= max) => {
-                Some(FinishReason::MaxNewTokens)
+    /// Makes a picked token part of its row, and ends the row where it must.
+    fn commit(&mut self, Picked { row, id, logprobs }: Picked) -> Result<StepToken, GenerateError> {
+        let Row { search, finish, given_logits } = &mut self.rows[row];
+        let length = self.state.as_ref().map_or(0, |state| state.rows()[row].tokens.len());
+        let chosen = search.accept(id, length).map_err(|error| refused(row, error))?;
+        let ChosenToken { text, is_kept, finish: finished, .. } = chosen;
+        (*finish, *given_logits) = (finished, None);
+        if let Some(state) = &mut self.state {
+            if is_kept {
+                state.row_mut(row).push(id, true);
             }
-            None if length >= self.params.search.max_length.min(self.model.config().model.context_length) => {
-                Some(FinishReason::MaxLength)
-            }
-            None => None,
-        };
-        if let (Some(reason), Some((stream, matcher))) = (control.finish, &mut control.text)
-            && !matches!(reason, FinishReason::StopString(_))
-        {
-            let rest = stream.finish();
-            let passed = matcher.push(&rest);
-            token.text.push_str(&passed.text);
-            token.text.push_str(&matcher.finish());
+            state.row_mut(row).is_live = finished.is_none();
         }
-        state.row_mut(row).is_live = control.finish.is_none();
-        token.finished = control.finish;
-        token
+        Ok(StepToken { row, id, text, logprobs, finished })
     }
 
-    /// Rows that an append has made as long as they may be.
+    /// Ends rows that may not have another token: an append has filled them, or a rewind left them full.
     fn end_full_rows(&mut self) {
-        let longest = self.params.search.max_length.min(self.model.config().model.context_length);
         let Some(state) = &mut self.state else { return };
-        for (position, row) in self.rows.iter_mut().enumerate() {
-            if row.finish.is_none() && state.rows()[position].tokens.len() >= longest {
-                row.finish = Some(FinishReason::MaxLength);
-                state.row_mut(position).is_live = false;
-            }
+        for (position, row) in self.rows.iter_mut().enumerate().filter(|(_, row)| row.finish.is_none()) {
+            row.finish = row.search.limit(state.rows()[position].tokens.len());
+            state.row_mut(position).is_live &= row.finish.is_none();
         }
     }
+}
 
-    fn eos(&self) -> &[u32] {
-        &self.model.config().model.eos_token_ids
+/// A token that a row's rules picked.
+struct Picked {
+    row: usize,
+    id: u32,
+    logprobs: Option<Logprobs>,
+}
+
+/// Why no token of a row could be chosen.
+fn refused(row: usize, error: ChoiceError) -> GenerateError {
+    match error {
+        ChoiceError::Rule(source) => GenerateError::Rule { row, source },
+        ChoiceError::Guidance(error) => GenerateError::Input(format!("row {row}: {error}")),
     }
 }
 

@@ -53,7 +53,16 @@ pub enum Half {
     Values,
 }
 
+/// The system does not give the memory for keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("keys and values need {bytes} bytes more, and the system does not give them")]
+pub struct NoMemory {
+    /// Bytes that were asked for.
+    pub bytes: usize,
+}
+
 /// A cache: slots times layers.
+#[derive(Default)]
 pub struct KvCache {
     layers: Vec<Layer>,
     slots: usize,
@@ -76,9 +85,23 @@ struct Words {
     bytes: usize,
 }
 
+/// So many words of zeros.
+pub(crate) fn zeros(words: usize) -> Result<Vec<u64>, NoMemory> {
+    /// Words that are not worth asking for beforehand.
+    const FEW: usize = 1 << 16;
+    if words > FEW {
+        // Zeros that cost nothing until they are touched cannot be asked for with a way to refuse, other memory can: what the
+        // system would give is given back at once.
+        let mut probe: Vec<u64> = Vec::new();
+        probe.try_reserve_exact(words).map_err(|_| NoMemory { bytes: words.saturating_mul(size_of::<u64>()) })?;
+        std::hint::black_box(&probe);
+    }
+    Ok(vec![0; words])
+}
+
 impl Words {
-    fn zeros(bytes: usize) -> Words {
-        Words { words: vec![0; bytes.div_ceil(size_of::<u64>())], bytes }
+    fn zeros(bytes: usize) -> Result<Words, NoMemory> {
+        Ok(Words { words: zeros(bytes.div_ceil(size_of::<u64>()))?, bytes })
     }
 
     fn bytes(&self) -> &[u8] {
@@ -92,19 +115,24 @@ impl Words {
 
 impl KvCache {
     /// An empty cache.
-    pub fn new(layouts: &[LayerLayout], slots: usize, capacity: usize) -> KvCache {
+    pub fn try_new(layouts: &[LayerLayout], slots: usize, capacity: usize) -> Result<KvCache, NoMemory> {
         let layer = |layout: &LayerLayout| {
-            let elements = slots * layout.heads * layout.capacity(capacity);
-            let words = |size: usize| Words::zeros(elements * size * layout.dtype.size_bytes());
-            Layer { layout: *layout, keys: words(layout.key_size), values: words(layout.value_size) }
+            let elements = slots.saturating_mul(layout.heads).saturating_mul(layout.capacity(capacity));
+            let words = |size: usize| Words::zeros(elements.saturating_mul(size * layout.dtype.size_bytes()));
+            Ok(Layer { layout: *layout, keys: words(layout.key_size)?, values: words(layout.value_size)? })
         };
-        KvCache {
-            layers: layouts.iter().map(layer).collect(),
+        Ok(KvCache {
+            layers: layouts.iter().map(layer).collect::<Result<_, NoMemory>>()?,
             slots,
             capacity,
             written: vec![0; slots],
             touched: vec![0; slots],
-        }
+        })
+    }
+
+    /// Layers.
+    pub fn layer_count(&self) -> usize {
+        self.layers.len()
     }
 
     /// Slots.
@@ -233,9 +261,9 @@ impl KvCache {
     }
 
     /// The same tokens in a cache of other sizes, neither smaller. No layer that has wrapped changes its size.
-    pub fn grown(&self, slots: usize, capacity: usize) -> KvCache {
+    pub fn try_grown(&self, slots: usize, capacity: usize) -> Result<KvCache, NoMemory> {
         let layouts: Vec<LayerLayout> = self.layers.iter().map(|layer| layer.layout).collect();
-        let mut grown = KvCache::new(&layouts, slots.max(self.slots), capacity.max(self.capacity));
+        let mut grown = KvCache::try_new(&layouts, slots.max(self.slots), capacity.max(self.capacity))?;
         for layer in 0..self.layers.len() {
             for half in [Half::Keys, Half::Values] {
                 let [_, heads, old, _] = self.shape(layer, half, 1);
@@ -244,13 +272,15 @@ impl KvCache {
                 let from = self.read(layer, half, 0, self.slots);
                 let target = grown.words_mut(layer, half).bytes_mut();
                 for head in 0..self.slots * heads {
-                    target[head * new * row..][..old * row].copy_from_slice(&from[head * old * row..][..old * row]);
+                    // The rest is zeros in both, and takes no memory in either until it is touched.
+                    let touched = self.touched[head / heads].min(old) * row;
+                    target[head * new * row..][..touched].copy_from_slice(&from[head * old * row..][..touched]);
                 }
             }
         }
         grown.written[..self.slots].copy_from_slice(&self.written);
         grown.touched[..self.slots].copy_from_slice(&self.touched);
-        grown
+        Ok(grown)
     }
 
     fn row_bytes(&self, layer: usize, half: Half) -> usize {
@@ -293,6 +323,7 @@ pub(crate) fn is_intact<'l>(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
     use proptest::prelude::*;
@@ -310,10 +341,10 @@ mod tests {
 
     #[test]
     fn tokens_lie_where_their_position_says() {
-        let mut cache = KvCache::new(&[layout(None, 0)], 2, 4);
+        let mut cache = KvCache::try_new(&[layout(None, 0)], 2, 4).unwrap();
         cache.write(0, Half::Keys, 1, 1, &keys(1, 2, 3), 2);
         assert_eq!(cache.read(0, Half::Keys, 0, 2), [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 0, 0, 101, 102, 0]);
-        let grown = cache.grown(3, 6);
+        let grown = cache.try_grown(3, 6).unwrap();
         assert_eq!(grown.read(0, Half::Keys, 1, 1), [0, 1, 2, 0, 0, 0, 0, 101, 102, 0, 0, 0]);
         assert_eq!((grown.bytes(), grown.shape(0, Half::Values, 1)), (3 * 2 * 6 * 4, [1, 2, 6, 3]));
         cache.copy_slot(1, 0);
@@ -321,8 +352,16 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_cannot_be_had_is_an_error_that_says_how_much() {
+        let layouts = [layout(None, 0)];
+        let error = KvCache::try_new(&layouts, 1 << 20, 1 << 40).err().unwrap().to_string();
+        assert!(error.starts_with("keys and values need 2305843009213693952 bytes more"), "{error}");
+        assert!(KvCache::try_new(&layouts, usize::MAX, usize::MAX).is_err());
+    }
+
+    #[test]
     fn slots_are_reordered_by_parent_even_where_fewer_remain() {
-        let mut cache = KvCache::new(&[layout(None, 0)], 4, 1);
+        let mut cache = KvCache::try_new(&[layout(None, 0)], 4, 1).unwrap();
         for slot in 0..4 {
             cache.write(0, Half::Keys, slot, 0, &[slot as u8, 10 + slot as u8], 1);
         }
@@ -332,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_window_keeps_the_last_tokens() {
-        let mut cache = KvCache::new(&[layout(Some(3), 0)], 1, 100);
+        let mut cache = KvCache::try_new(&[layout(Some(3), 0)], 1, 100).unwrap();
         assert_eq!(cache.shape(0, Half::Keys, 1), [1, 2, 3, 1]);
         cache.write(0, Half::Keys, 0, 0, &keys(0, 5, 5), 5);
         assert_eq!(cache.read(0, Half::Keys, 0, 1)[..3], [3, 4, 2]);
@@ -348,7 +387,7 @@ mod tests {
         fn rings_hold_what_their_window_sees(
             window in 1usize..6, slack in 0usize..4, moves in prop::collection::vec((1usize..7, 0usize..5), 1..12),
         ) {
-            let mut cache = KvCache::new(&[layout(Some(window), slack)], 1, 60);
+            let mut cache = KvCache::try_new(&[layout(Some(window), slack)], 1, 60).unwrap();
             let capacity = window + slack;
             let mut length = 0;
             for (count, back) in moves {

@@ -4,6 +4,12 @@ use crate::config::TuningConfig;
 
 /// Tokens of the smallest cache.
 const CAPACITY_MIN: usize = 256;
+/// Programs that a decoder may keep whatever its ladders: those of single rows at a few capacities.
+const PROGRAMS_MIN: usize = 64;
+/// Programs that a decoder may keep at most.
+const PROGRAMS_MAX: usize = 1024;
+/// Lengths of proposals that rows of a size may be verified with.
+const LENGTHS_VERIFIED: usize = 4;
 /// New tokens that a cache has room for at first, where the caller allows more.
 const ROOM_AT_FIRST: usize = 256;
 
@@ -125,6 +131,14 @@ impl Ladders {
             Some(long) if pending + long / 8 >= long => long,
             _ => self.length.at_least(pending).unwrap_or_else(|| self.length.largest()),
         }
+    }
+
+    /// Programs that steps of all sizes need: each length of a prompt and each number of rows, at every capacity. A decoder that
+    /// keeps fewer compiles the same ones again and again.
+    pub fn program_count(&self) -> usize {
+        let lengths = self.length.sizes().len() + usize::from(self.long_chunk.is_some());
+        let rows = self.rows.sizes().len() * (1 + LENGTHS_VERIFIED);
+        ((lengths + rows) * self.capacity.sizes().len()).clamp(PROGRAMS_MIN, PROGRAMS_MAX)
     }
 
     /// The same capacities for a model in which filler would change answers: every length and one row at a time. Whole prompts

@@ -15,6 +15,7 @@ pub mod plan;
 pub mod resident;
 pub mod roles;
 mod row_cache;
+pub mod row_search;
 pub mod search;
 mod spare_memory;
 pub mod step_buffers;

@@ -68,7 +68,8 @@ pub struct StepPlan {
     pub phase: Phase,
     /// Sizes of its Program.
     pub shape: StepShape,
-    /// Its rows: successive slots. What follows in the Program's rows is filler.
+    /// Its rows, in the order of their slots. Slots between them and what follows in the Program's rows are filler: nothing of
+    /// theirs is read or written.
     pub rows: Vec<PlannedRow>,
     /// Which scores it gives.
     pub scores: Scores,
@@ -78,6 +79,20 @@ impl StepPlan {
     /// The first slot.
     pub fn first_slot(&self) -> usize {
         self.rows.first().map_or(0, |row| row.slot)
+    }
+
+    /// Where a row lies in the Program's rows.
+    pub fn position(&self, row: &PlannedRow) -> usize {
+        row.slot - self.first_slot()
+    }
+
+    /// The row at each of the Program's rows; none where it is filler.
+    pub fn rows_by_position(&self) -> Vec<Option<usize>> {
+        let mut rows = vec![None; self.shape.rows];
+        for (number, row) in self.rows.iter().enumerate() {
+            rows[self.position(row)] = Some(number);
+        }
+        rows
     }
 
     /// Tokens of a row behind which there are scores.
@@ -113,16 +128,19 @@ pub struct Limits<'a> {
     pub capacity: usize,
 }
 
-/// The next step, or none if nothing is pending. Rows with several pending tokens come first, one at a time; then all rows
-/// with one pending token that lie side by side.
+/// Rows of a Program for each of its rows that is no filler, at most, where it reaches over rows that have ended: every
+/// Program reads all weights, so filler of a few rows costs less than another Program.
+const REACH_MAX: usize = 4;
+
+/// The next step, or none if nothing is pending. Rows with several pending tokens come first, one at a time; then rows with one
+/// pending token, as many as one Program reaches.
 pub fn plan(rows: &[RowState], limits: Limits<'_>) -> Option<StepPlan> {
     let is_prefill = |row: &RowState| row.pending() > 1 || (row.pending() == 1 && row.cached == 0);
     if let Some(slot) = rows.iter().position(is_prefill) {
         return Some(plan_prefill(slot, rows[slot], limits));
     }
     let first = rows.iter().position(|row| row.pending() == 1)?;
-    let count = rows[first..].iter().take_while(|row| row.pending() == 1).count();
-    Some(plan_decode(first, &rows[first..first + count], limits))
+    Some(plan_decode(first, &rows[first..], limits))
 }
 
 fn plan_prefill(slot: usize, row: RowState, limits: Limits<'_>) -> StepPlan {
@@ -133,21 +151,31 @@ fn plan_prefill(slot: usize, row: RowState, limits: Limits<'_>) -> StepPlan {
     StepPlan { phase: Phase::Prefill, shape, rows: vec![planned], scores: Scores::Last }
 }
 
+/// A step of rows from `first` on, of which the first has one pending token and none has more.
 fn plan_decode(first: usize, rows: &[RowState], limits: Limits<'_>) -> StepPlan {
+    let sizes = &limits.ladders.rows;
     let fits = |size: &usize| first + size <= limits.slots;
-    let padded = limits.ladders.rows.at_least(rows.len()).filter(fits);
-    let size = padded.or_else(|| limits.ladders.rows.at_most(rows.len())).unwrap_or(1);
-    let rows = &rows[..rows.len().min(size)];
-    let planned = rows.iter().enumerate();
-    let planned = planned.map(|(position, row)| PlannedRow {
+    // A Program that no filler fits behind has as many rows as there are.
+    let size_for = |reach| sizes.at_least(reach).filter(fits).or_else(|| sizes.at_most(reach)).unwrap_or(1);
+    let (mut reach, mut live) = (1, 0);
+    for (position, _) in rows.iter().enumerate().filter(|(_, row)| row.pending() == 1) {
+        live += 1;
+        let size = size_for(position + 1);
+        if size > position && size <= size_for(reach).max(REACH_MAX * live) {
+            reach = position + 1;
+        }
+    }
+    let size = size_for(reach);
+    let rows = rows[..reach.min(size)].iter().enumerate().filter(|(_, row)| row.pending() == 1);
+    let planned = |(position, row): (usize, &RowState)| PlannedRow {
         slot: first + position,
         cached: row.cached,
         valid: 1,
         is_last: true,
-    });
-    let longest = rows.iter().map(|row| row.length).max().unwrap_or(0);
+    };
+    let longest = rows.clone().map(|(_, row)| row.length).max().unwrap_or(0);
     let shape = StepShape { rows: size, length: 1, capacity: capacity_for(longest, limits) };
-    StepPlan { phase: Phase::Decode, shape, rows: planned.collect(), scores: Scores::Last }
+    StepPlan { phase: Phase::Decode, shape, rows: rows.map(planned).collect(), scores: Scores::Last }
 }
 
 /// The cache as it is, or grown to hold so many tokens.
@@ -173,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_come_first_and_then_rows_that_lie_side_by_side() {
+    fn prompts_come_first_and_then_rows_that_one_program_reaches() {
         let ladders = ladders(16, 8);
         let limits = Limits { ladders: &ladders, slots: 8, capacity: 256 };
         let prefill = plan(&[row(5, 4), row(25, 0), row(9, 9)], limits);
@@ -182,8 +210,23 @@ mod tests {
         assert_eq!(prefill, Some(StepPlan { phase: Phase::Prefill, shape, rows: vec![planned], scores: Scores::Last }));
         let decode =
             plan(&[row(5, 4), row(25, 24), row(9, 9), row(7, 6)], limits).map(|plan| (plan.shape, plan.rows.len()));
-        assert_eq!(decode, Some((StepShape { rows: 2, length: 1, capacity: 256 }, 2)));
+        assert_eq!(decode, Some((StepShape { rows: 4, length: 1, capacity: 256 }, 3)));
         assert_eq!(plan(&[row(5, 5)], limits), None);
+    }
+
+    #[test]
+    fn a_program_reaches_over_ended_rows_and_not_over_many() {
+        let ladders = ladders(16, 64);
+        let limits = Limits { ladders: &ladders, slots: 64, capacity: 256 };
+        let slots = |rows: &[RowState]| {
+            let plan = plan(rows, limits).map(|plan| (plan.shape.rows, plan.rows.iter().map(|row| row.slot).collect()));
+            plan.unwrap_or((0, Vec::new()))
+        };
+        let every_second: Vec<RowState> = (0..8).map(|slot| row(9, 8 + slot % 2)).collect();
+        assert_eq!(slots(&every_second), (8, vec![0, 2, 4, 6]));
+        let mut far: Vec<RowState> = vec![row(9, 9); 64];
+        (far[3], far[60]) = (row(9, 8), row(9, 8));
+        assert_eq!(slots(&far), (1, vec![3]));
     }
 
     #[test]
@@ -212,8 +255,9 @@ mod tests {
                 capacity = plan.shape.capacity;
                 prop_assert!(!plan.rows.is_empty() && plan.rows.len() <= plan.shape.rows);
                 prop_assert!(plan.first_slot() + plan.shape.rows <= slots);
-                for (position, planned) in plan.rows.iter().enumerate() {
-                    prop_assert_eq!(planned.slot, plan.first_slot() + position);
+                prop_assert!(plan.rows.is_sorted_by_key(|row| row.slot));
+                for planned in &plan.rows {
+                    prop_assert!(plan.position(planned) < plan.shape.rows);
                     let row = &mut rows[planned.slot];
                     prop_assert_eq!(planned.cached, row.cached);
                     prop_assert!(planned.valid >= 1 && planned.valid <= plan.shape.length.min(row.pending()));

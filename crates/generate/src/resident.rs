@@ -266,7 +266,8 @@ impl TextModel {
                 OutputRole::Logits | OutputRole::Cache(..) | OutputRole::Present(..) => {}
             }
         }
-        Ok(ResidentOutputs { logits, best: ids.into_iter().zip(scores).collect(), report })
+        let best = |row: &PlannedRow| Some((*ids.get(plan.position(row))?, *scores.get(plan.position(row))?));
+        Ok(ResidentOutputs { logits, best: plan.rows.iter().filter_map(best).collect(), report })
     }
 
     /// Compiles or loads the Program of a step of this shape, so that no step waits for it.

@@ -17,14 +17,14 @@ impl RowCache {
     pub(crate) fn new(model: &TextModel, slots: usize, capacity: usize) -> Result<RowCache, StepError> {
         Ok(match model.cache_device() {
             Some(device) => RowCache::Resident(ResidentCache::new(device, model.layers(), slots, capacity)?),
-            None => RowCache::Host(model.spare().cache(model.layers(), slots, capacity)),
+            None => RowCache::Host(model.spare().cache(model.layers(), slots, capacity)?),
         })
     }
 
     /// Ends its use: what the host has is spare for the caches that follow.
     pub(crate) fn end(&mut self, model: &TextModel) {
         if let RowCache::Host(cache) = self {
-            model.spare().give_cache(std::mem::replace(cache, KvCache::new(&[], 0, 0)));
+            model.spare().give_cache(std::mem::take(cache));
         }
     }
 
@@ -89,7 +89,7 @@ impl RowCache {
     /// Takes other sizes, neither smaller.
     pub(crate) fn grow(&mut self, slots: usize, capacity: usize) -> Result<(), StepError> {
         match self {
-            RowCache::Host(cache) => *cache = cache.grown(slots, capacity),
+            RowCache::Host(cache) => *cache = cache.try_grown(slots, capacity)?,
             RowCache::Resident(cache) => *cache = cache.grown(slots, capacity)?,
         }
         Ok(())

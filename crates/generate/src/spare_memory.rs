@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-use crate::kv_cache::{KvCache, LayerLayout};
+use crate::kv_cache::{KvCache, LayerLayout, NoMemory};
 
 /// Bytes that are kept at most, of outputs and of caches each.
 const BYTES_KEPT: usize = 64 << 20;
@@ -33,15 +33,15 @@ impl SpareMemory {
     }
 
     /// An empty cache.
-    pub(crate) fn cache(&self, layouts: &[LayerLayout], slots: usize, capacity: usize) -> KvCache {
+    pub(crate) fn cache(&self, layouts: &[LayerLayout], slots: usize, capacity: usize) -> Result<KvCache, NoMemory> {
         let mut spare = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
         let place = spare.iter().rposition(|cache| cache.slots() == slots && cache.capacity() == capacity);
         match place.and_then(|place| spare.remove(place)) {
             Some(mut cache) => {
                 cache.empty();
-                cache
+                Ok(cache)
             }
-            None => KvCache::new(layouts, slots, capacity),
+            None => KvCache::try_new(layouts, slots, capacity),
         }
     }
 
@@ -61,6 +61,7 @@ fn keep<T>(spare: &mut VecDeque<T>, one: T, bytes: impl Fn(&T) -> usize) {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
     use crate::kv_cache::Half;
@@ -88,7 +89,7 @@ mod tests {
             slack: 0,
         });
         let spare = SpareMemory::default();
-        let mut cache = spare.cache(&layouts, 4, 6);
+        let mut cache = spare.cache(&layouts, 4, 6).unwrap();
         for layer in 0..2 {
             cache.write(layer, Half::Keys, 3, 0, &[5; 12], 6);
             cache.write(layer, Half::Values, 0, 1, &[6; 12], 3);
@@ -97,7 +98,7 @@ mod tests {
         cache.clear(2);
         cache.reorder(0, &[3, 0]);
         spare.give_cache(cache);
-        let (cache, new) = (spare.cache(&layouts, 4, 6), KvCache::new(&layouts, 4, 6));
+        let (cache, new) = (spare.cache(&layouts, 4, 6).unwrap(), KvCache::try_new(&layouts, 4, 6).unwrap());
         for (layer, half) in [(0, Half::Keys), (0, Half::Values), (1, Half::Keys), (1, Half::Values)] {
             assert_eq!(cache.read(layer, half, 0, 4), new.read(layer, half, 0, 4));
         }

@@ -91,11 +91,11 @@ impl StepBuffers {
         outputs.map(|(words, &(role, bytes))| (role, bytemuck::cast_slice(words).get(..bytes).unwrap_or_default()))
     }
 
-    /// Scores of f32 that the last step left, of so many positions and ids.
-    pub(crate) fn share_scores(&self, positions: usize, vocabulary: usize) -> Vec<Scores> {
+    /// Scores of f32 that the last step left, of these positions and so many ids.
+    pub(crate) fn share_scores(&self, positions: impl Iterator<Item = usize>, vocabulary: usize) -> Vec<Scores> {
         let all = self.scores.last().cloned().unwrap_or_default();
         let places = |position: usize| position * vocabulary..(position + 1) * vocabulary;
-        (0..positions).map(|position| Scores { all: all.clone(), places: places(position) }).collect()
+        positions.map(|position| Scores { all: all.clone(), places: places(position) }).collect()
     }
 
     /// Keys and values of the last step's new tokens by layer: bytes of [rows, heads, length, size].
@@ -147,7 +147,7 @@ mod tests {
         for (slice, values) in buffers.prepare(&OUTPUTS, bytes, &SpareMemory::default()).into_iter().zip(values) {
             slice.copy_from_slice(bytemuck::cast_slice(values));
         }
-        buffers.share_scores(scores.len() / 2, 2)
+        buffers.share_scores(0..scores.len() / 2, 2)
     }
 
     #[test]

@@ -8,7 +8,7 @@ use precast_session::{Argument, RunReport, Session, SessionError};
 use precast_tensor::{DType, Tensor, TensorError};
 
 use crate::config::GenerationConfig;
-use crate::kv_cache::{Half, KvCache, LayerLayout};
+use crate::kv_cache::{Half, KvCache, LayerLayout, NoMemory};
 use crate::ladder::Ladders;
 use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
 use crate::resident::ResidentDecoder;
@@ -58,13 +58,21 @@ pub enum StepError {
     /// The scores are of a type that cannot be read.
     #[error(transparent)]
     Tensor(#[from] TensorError),
+    /// There is no memory for keys and values.
+    #[error(transparent)]
+    Memory(#[from] NoMemory),
 }
+
+/// Opens a decoder anew, on its device; says why where that cannot be.
+pub type Reopen = Arc<dyn Fn() -> Result<TextModel, String> + Send + Sync>;
 
 /// A decoder on a device.
 #[derive(Clone)]
 pub struct TextModel {
     shared: Arc<TextModelParts>,
     spare: Arc<SpareMemory>,
+    reopen: Option<Reopen>,
+    draft: Option<Arc<TextModel>>,
 }
 
 /// What a TextModel is made of.
@@ -112,7 +120,32 @@ pub struct StepOutputs {
 impl TextModel {
     /// A decoder of these parts.
     pub fn new(parts: TextModelParts) -> TextModel {
-        TextModel { shared: Arc::new(parts), spare: Arc::default() }
+        TextModel { shared: Arc::new(parts), spare: Arc::default(), reopen: None, draft: None }
+    }
+
+    /// The same decoder, which can be opened anew when its device has failed.
+    pub fn with_reopen(self, reopen: Reopen) -> TextModel {
+        TextModel { reopen: Some(reopen), ..self }
+    }
+
+    /// The same decoder with a smaller one that proposes its tokens; both must have the same vocabulary.
+    pub fn with_draft(self, draft: TextModel) -> Result<TextModel, String> {
+        let (expected, found) = (self.vocabulary(), draft.vocabulary());
+        if expected != found {
+            return Err(format!("model.draft has {found} ids; {expected}, as the decoder, were expected"));
+        }
+        Ok(TextModel { draft: Some(Arc::new(draft)), ..self })
+    }
+
+    /// The decoder that proposes its tokens, if there is one.
+    pub fn draft(&self) -> Option<&TextModel> {
+        self.draft.as_deref()
+    }
+
+    /// Opens the decoder anew, after its device has failed.
+    pub fn reopen(&self) -> Result<TextModel, String> {
+        let reopen = self.reopen.as_ref().ok_or("nothing here can open its model again")?;
+        Ok(reopen()?.with_reopen(reopen.clone()))
     }
 
     /// The configuration of its folder.
@@ -176,9 +209,7 @@ impl TextModel {
         let report = session.run_into(&arguments, &mut buffers.prepare(roles, bytes, &self.spare))?;
         let logits = match roles.iter().position(|(role, _)| *role == OutputRole::Logits) {
             None => vec![Scores::default(); plan.rows.len()],
-            Some(place) if is_shared(&roles[place]) => {
-                buffers.share_scores(plan.rows.len() * plan.scored(), self.shared.vocabulary)
-            }
+            Some(place) if is_shared(&roles[place]) => buffers.share_scores(score_places(plan), self.shared.vocabulary),
             Some(place) => {
                 let (_, bytes) = buffers.outputs().nth(place).unwrap_or((OutputRole::Logits, &[]));
                 let scores = self.read_logits(bytes, roles[place].1, plan)?;
@@ -196,7 +227,7 @@ impl TextModel {
         let row = |slot| PlannedRow { slot, cached: 0, valid: shape.length, is_last: wants_scores };
         let rows = (0..shape.rows).map(row).collect();
         let plan = StepPlan { phase: Phase::Prefill, shape, rows, scores: PlanScores::Last };
-        let cache = KvCache::new(self.layers(), shape.rows, shape.capacity);
+        let cache = KvCache::try_new(self.layers(), shape.rows, shape.capacity)?;
         let (tokens, Ports { session, inputs, .. }) = (vec![0; shape.length], self.ports_for(&plan));
         let tokens = vec![&tokens[..]; shape.rows];
         let inputs: Vec<Input> =
@@ -263,8 +294,14 @@ impl TextModel {
     ) -> Result<Vec<Vec<f32>>, TensorError> {
         let row_bytes = self.shared.vocabulary * dtype.size_bytes();
         let row = |row: usize| read_floats(&bytes[row * row_bytes..][..row_bytes], dtype);
-        (0..plan.rows.len() * plan.scored()).map(row).collect()
+        score_places(plan).map(row).collect()
     }
+}
+
+/// Which of a step's scores are those of the plan's rows, row by row.
+fn score_places(plan: &StepPlan) -> impl Iterator<Item = usize> {
+    let scored = plan.scored();
+    plan.rows.iter().flat_map(move |row| (0..scored).map(move |number| plan.position(row) * scored + number))
 }
 
 /// Elements of a float type as f32.
@@ -314,7 +351,8 @@ impl Input {
             Input::integers(dtype, vec![rows, length], values.map(|(row, step)| value(row, step)))
         };
         // Filler rows repeat the first row, filler steps the last valid one of their row: they are as tame as the real ones.
-        let planned = |row: usize| if row < plan.rows.len() { row } else { 0 };
+        let by_position = plan.rows_by_position();
+        let planned = |row: usize| by_position[row].unwrap_or(0);
         match role {
             InputRole::Ids => a_token(&|row, step| {
                 let tokens = tokens[planned(row)];
@@ -343,8 +381,8 @@ impl Input {
                 Input::integers(dtype, vec![rows, scored], places.map(index))
             }
             InputRole::NewTokens => {
-                let valid = |row: usize| plan.rows.get(row).map_or(0, |row| row.valid as i64);
-                Input::integers(dtype, vec![rows], (0..rows).map(valid))
+                let valid = |row: &Option<usize>| row.map_or(0, |row| plan.rows[row].valid as i64);
+                Input::integers(dtype, vec![rows], by_position.iter().map(valid))
             }
             InputRole::Past(..) => Input::integers(dtype, Vec::new(), std::iter::empty()),
         }

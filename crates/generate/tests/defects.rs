@@ -115,6 +115,43 @@ fn defect_11_rows_are_filled_to_their_longest_and_not_beyond() {
     generator.append(&[&[7]]).unwrap();
     assert_eq!((generator.len(0), generator.finish_reason(0)), (40, Some(FinishReason::MaxLength)));
     assert!(generator.append(&[&[8; 600]]).unwrap_err().to_string().contains("context_length is 512"));
+    // Keeping all of a full row leaves it full.
+    generator.rewind(0, 40).unwrap();
+    assert_eq!((generator.next().unwrap(), generator.finish_reason(0)), (vec![], Some(FinishReason::MaxLength)));
+    generator.rewind(0, 39).unwrap();
+    assert_eq!((generator.next().unwrap().len(), generator.len(0)), (1, 40));
+}
+
+#[test]
+fn rows_between_ended_ones_run_in_one_step() {
+    for name in ["llama-fp32", "gemma2-fp32", "qwen3-fp32"] {
+        let model = model(name);
+        let mut params = endless(&model, 100);
+        params.search.max_length = 30;
+        // Every second row is full four tokens behind its prompt.
+        let prompts: Vec<Vec<u32>> = (0..8u32).map(|row| vec![5 + row; if row % 2 == 0 { 10 } else { 26 }]).collect();
+        let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+        let completions = generate(&model, None, &params, &prompts, &mut |_| (), None).unwrap();
+        let tokens: Vec<Vec<u32>> = completions.answers.into_iter().map(|answer| answer.tokens).collect();
+        assert_eq!(tokens, solo(&model, &params, &prompts), "{name}");
+        let prompt_steps = 8;
+        assert_eq!(completions.stats.steps, prompt_steps + 19, "{name}");
+    }
+}
+
+#[test]
+fn no_more_tokens_are_generated_than_asked_for_even_after_a_rewind() {
+    let model = model("llama-fp32");
+    for count in [0, 3] {
+        let mut generator = Generator::new(&model, endless(&model, count)).unwrap();
+        generator.append(&[&[5, 6, 7]]).unwrap();
+        while !generator.is_done() {
+            generator.next().unwrap();
+        }
+        assert_eq!((generator.len(0), generator.finish_reason(0)), (3 + count, Some(FinishReason::MaxNewTokens)));
+        generator.rewind(0, 3 + count).unwrap();
+        assert_eq!((generator.next().unwrap(), generator.len(0)), (vec![], 3 + count));
+    }
 }
 
 #[test]

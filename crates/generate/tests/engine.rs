@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use precast::generate::config::{Folder, SpeculativeConfig};
-use precast::generate::engine::{Event, Guidance, Request, RequestHandle};
+use precast::generate::engine::{EngineError, Event, Guidance, Request, RequestHandle, complete};
 use precast::generate::{Engine, EngineOptions, FinishReason, GeneratorParams, TextModel, Tokenizer, generate};
+use precast::{TextOptions, open_text_model};
 use serde_json::Value;
-use support::{cases, data, model, params, rows};
+use support::{cases, data, model, model_with, overlay, params, rows};
 
 /// Models that an engine may cut and batch.
 const MODELS: [&str; 7] =
@@ -193,6 +194,102 @@ fn rows_that_threads_divide_have_the_tokens_of_a_request_that_is_alone() {
 }
 
 #[test]
+fn one_long_row_does_not_make_the_copies_of_short_ones_long() {
+    let model = model_with("llama-fp32", r#"{"kv_capacity_buckets":[16,32,64,128,256,512]}"#);
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(model.config().search.clone()) };
+    let engine = engine(&model, options(&model));
+    let requests = [(vec![7; 300], 40), (vec![5; 3], 12), (vec![6; 4], 20), (vec![8; 5], 70), (vec![9; 6], 25)];
+    let send = |(prompt, count): &(Vec<u32>, usize)| {
+        engine.submit(Request::new(prompt.clone(), params.clone().max_new_tokens(*count))).unwrap()
+    };
+    let handles: Vec<RequestHandle> = requests.iter().map(send).collect();
+    for ((prompt, count), handle) in requests.iter().zip(&handles) {
+        assert_eq!(answer(handle).0, alone(&model, &params.clone().max_new_tokens(*count), prompt));
+    }
+    let (token, bytes) = (model.kv_bytes_per_token(), engine.metrics().unwrap().kv_bytes);
+    let tokens: usize = requests.iter().map(|(prompt, count)| prompt.len() + count + 4).sum();
+    // Pages, and copies: of the long row by itself at each capacity it had, and of the short ones.
+    assert!(bytes <= token * (tokens + 512 + 128 + 4 * 128 + 4 * 32), "{bytes} bytes, {token} for a token");
+}
+
+#[test]
+fn programs_are_there_before_steps_need_them() {
+    let tuning = r#"{"kv_capacity_buckets":[32,64,512],"length_buckets":[8,16],"row_buckets":[1,2]}"#;
+    let opened = model_with("llama-fp32", tuning);
+    let programs = || opened.session().loaded().len();
+    let wait_for = |count: usize| {
+        let is_there = |_: &u32| {
+            std::thread::sleep(Duration::from_millis(10));
+            programs() >= count
+        };
+        assert!((0..1000).find(is_there).is_some(), "{} of {count} Programs", programs());
+    };
+    let options = EngineOptions { rows_max: 2, prepares_programs: true, ..options(&opened) };
+    let engine = engine(&opened, options);
+    // One and two rows that decode, prompts of both lengths.
+    wait_for(4);
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(opened.config().search.clone()) };
+    let ask = |count| answer(&engine.submit(Request::new(vec![5; 9], params.clone().max_new_tokens(count))).unwrap());
+    ask(8);
+    assert_eq!(programs(), 4, "a step needed nothing else");
+    ask(18);
+    // The row came near the end of its capacity, and not beyond it.
+    wait_for(5);
+    ask(40);
+    wait_for(6);
+}
+
+#[test]
+fn requests_of_different_salts_share_no_pages() {
+    let model = model("llama-fp32");
+    let params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(4);
+    let engine = engine(&model, EngineOptions { prefix_caching: true, ..options(&model) });
+    let cached = |salt: Option<&str>| {
+        let cache_salt = salt.map(str::to_string);
+        let handle = engine.submit(Request { cache_salt, ..Request::new(vec![7; 30], params.clone()) }).unwrap();
+        let mut found = None;
+        let mut tokens = Vec::new();
+        for event in handle.events() {
+            match event {
+                Event::Token(token) => tokens.push(token.id),
+                Event::Finished { usage, .. } => found = Some(usage.cached_prompt_tokens),
+                Event::Blocked | Event::Failed { .. } => panic!("{event:?}"),
+            }
+        }
+        assert!(tokens.starts_with(&alone(&model, &params, &[7; 30])));
+        found.unwrap()
+    };
+    assert_eq!([cached(None), cached(Some("a")), cached(Some("b"))], [0, 0, 0]);
+    assert_eq!([cached(None), cached(Some("a")), cached(Some("b"))], [28, 28, 28]);
+}
+
+#[test]
+fn stop_strings_end_answers_as_they_end_those_of_a_generator() {
+    let (model, tokenizer) = (model("llama-fp32"), tokenizer());
+    let plain = GeneratorParams::new(model.config().search.clone()).max_new_tokens(40);
+    let plain = GeneratorParams { ignore_eos: true, ..plain };
+    let engine = Engine::new(&model, Some(&tokenizer), EngineOptions { speculation: lookup(2), ..options(&model) });
+    let engine = engine.unwrap();
+    let mut stopped = 0;
+    for number in 0..10 {
+        let prompt = prompt(number);
+        let said = generate(&model, Some(&tokenizer), &plain, &[&prompt], &mut |_| (), None).unwrap();
+        let said = said.answers[0].text.clone().unwrap();
+        // Some characters from the middle of what it says, and something that it does not say.
+        let middle: String = said.chars().skip(said.chars().count() / 2).take(3).collect();
+        let params = GeneratorParams { stop: vec!["never said".to_string(), middle.clone()], ..plain.clone() };
+        let expected = generate(&model, Some(&tokenizer), &params, &[&prompt], &mut |_| (), None).unwrap();
+        let expected = &expected.answers[0];
+        let handle = engine.submit(Request::new(prompt, params)).unwrap();
+        let (text, reason) = text(&handle);
+        assert_eq!((Some(&text), reason), (expected.text.as_ref(), expected.finish), "request {number}");
+        assert!(!text.contains(&middle));
+        stopped += usize::from(reason == FinishReason::StopString(1));
+    }
+    assert_eq!(stopped, 10);
+}
+
+#[test]
 fn answers_of_one_prompt_share_its_pages_and_differ() {
     let model = model("llama-fp32");
     let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(8).temperature(1.5).seed(3);
@@ -242,6 +339,8 @@ fn a_turn_goes_on_where_it_ended_and_can_be_taken_back() {
     let conversation = [&conversation[..], &second, &[3]].concat();
     assert_eq!(go_on(&[3]), alone(&model, &params, &conversation));
     assert!(handle.continue_with(&[]).is_err());
+    let unknown = handle.continue_with(&[5, 320]).unwrap_err().to_string();
+    assert_eq!(unknown, "token 1 of row 0 is 320; the vocabulary has 320");
     drop(handle);
     while engine.metrics().unwrap().parked > 0 {}
     assert_eq!(engine.metrics().unwrap().pages_free, 16);
@@ -351,6 +450,158 @@ fn guided_answers_follow_their_grammar_and_do_not_depend_on_speculation() {
 }
 
 #[test]
+fn a_guided_answer_that_ignores_ends_goes_on_as_long_as_its_grammar_does() {
+    let overlays = vec![overlay(r#"{"model":{"eos_token_id":[1,2]}}"#)];
+    let options = TextOptions { overlays, ..TextOptions::default() };
+    let model = open_text_model(&data().join("llama-fp32"), &options).unwrap().model;
+    let engine = Engine::new(&model, Some(&tokenizer()), self::options(&model)).unwrap();
+    for favourite in [1, 2] {
+        let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(40);
+        (params.ignore_eos, params.logit_bias) = (true, [(favourite, 100.0)].into());
+        let guidance = Some(Guidance::Regex("[xyz]{0,6}".to_string()));
+        let request = Request { guidance, ..Request::new(vec![5, 6, 7], params.clone()) };
+        let (said, reason) = text(&engine.submit(request.clone()).unwrap());
+        assert_eq!((said.len(), reason), (6, FinishReason::GrammarEnd), "{said}");
+        let ends = Request { params: GeneratorParams { ignore_eos: false, ..params }, ..request };
+        assert_eq!(text(&engine.submit(ends).unwrap()), (String::new(), FinishReason::Eos));
+    }
+}
+
+#[test]
+fn tokens_that_must_follow_come_in_pieces_and_are_those_of_scores() {
+    let model = model("llama-fp32");
+    let forced = "~^".repeat(90);
+    let chunk = 8;
+    let options = EngineOptions { events_max: 16, prefill_max: Some(chunk), ..options(&model) };
+    let engine = Engine::new(&model, Some(&tokenizer()), options).unwrap();
+    let send = |logprobs| {
+        let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(400);
+        params.logprobs = logprobs;
+        let guidance = Some(Guidance::Regex(format!("{}[ab]", forced.replace('^', r"\^"))));
+        engine.submit(Request { guidance, ..Request::new(vec![5, 6, 7], params) }).unwrap()
+    };
+    let quick = send(None);
+    // Nobody reads: what is told stays within what a client may have waiting and one step's tokens.
+    std::thread::sleep(Duration::from_millis(300));
+    let metrics = engine.metrics().unwrap();
+    assert!(metrics.generated_tokens <= 16 + chunk + 1, "{metrics:?}");
+    let steps = metrics.steps;
+    let said = text(&quick);
+    assert_eq!((&said.0[..forced.len()], said.1), (&forced[..], FinishReason::GrammarEnd));
+    let quick_steps = engine.metrics().unwrap().steps - steps;
+    // Scores would be read, so no token is taken unseen; the text is the same.
+    let slow = send(Some(0));
+    assert_eq!(text(&slow), said);
+    let slow_steps = engine.metrics().unwrap().steps - steps - quick_steps;
+    assert!(quick_steps * 4 < slow_steps, "{quick_steps} steps with tokens taken unseen, {slow_steps} without");
+}
+
+/// Requests of every kind: greedy and drawn, with penalties, a ban of repeats, a bias, and grammars.
+fn drafted_requests(model: &TextModel) -> Vec<Request> {
+    let guided = |number: u64, guidance: Guidance| {
+        let params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(60);
+        let params = if number % 2 == 1 { params.temperature(0.8).seed(number) } else { params };
+        Request { guidance: Some(guidance), ..Request::new(prompt(number), params) }
+    };
+    let plain = (0..15).map(|number| {
+        let mut params = varied(model, number).max_new_tokens(12 + number as usize);
+        params.ignore_eos = number % 4 == 0;
+        Request::new(prompt(number), params)
+    });
+    let grammars = (0..4).map(|number| match number < 2 {
+        true => guided(number, Guidance::Regex("[0-9]{3}-[a-f]{2}(yes|no)".to_string())),
+        false => guided(number, Guidance::Lark("start: /[a-z]{4,9}/ \" \" /[xyz]{3}/".to_string())),
+    });
+    let long = Request::new(vec![9; 150], varied(model, 1).max_new_tokens(20));
+    plain.chain(grammars).chain([long]).collect()
+}
+
+#[test]
+fn a_draft_model_changes_no_token_of_any_request() {
+    let speculation = SpeculativeConfig { ngram_size: 0, max_draft_tokens: 4, ..lookup(0) };
+    let tokenizer = tokenizer();
+    for draft in ["llama-fp32", "qwen2-fp32", "llama_mha-fp32"] {
+        let plain = model("llama-fp32");
+        let drafted = plain.clone().with_draft(model(draft)).unwrap();
+        let requests = drafted_requests(&plain);
+        let answers = |model: &TextModel, options: EngineOptions, is_alone: bool| {
+            let engine = Engine::new(model, Some(&tokenizer), options).unwrap();
+            let send = |request: &Request| engine.submit(request.clone()).unwrap();
+            let answers: Vec<(Vec<u32>, FinishReason)> = match is_alone {
+                true => requests.iter().map(|request| answer(&send(request))).collect(),
+                false => {
+                    let handles: Vec<RequestHandle> = requests.iter().map(send).collect();
+                    handles.iter().map(answer).collect()
+                }
+            };
+            (answers, engine.metrics().unwrap().speculation)
+        };
+        let (expected, none) = answers(&plain, options(&plain), true);
+        assert_eq!(none.rounds, 0);
+        let own = EngineOptions { speculation: speculation.clone(), proposes_always: true, ..options(&plain) };
+        let few_pages = EngineOptions { pages: Some(60), tokens_max: 9, rows_max: 3, ..own.clone() };
+        let adaptive = SpeculativeConfig { min_adaptive_k: 2, cooldown: true, ..lookup(3) };
+        let with_lookups = EngineOptions { speculation: adaptive, prefix_caching: true, ..own.clone() };
+        for (options, is_alone) in [(own.clone(), true), (own, false), (few_pages, false), (with_lookups, false)] {
+            let (found, stats) = answers(&drafted, options, is_alone);
+            for (number, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert_eq!(found, expected, "request {number}, draft {draft}, alone: {is_alone}");
+            }
+            assert!(stats.rounds > 50 && stats.proposed >= stats.accepted, "{stats:?}");
+            if draft == "llama-fp32" && is_alone {
+                assert_eq!((stats.corrections, stats.lookup_hits), (0, 0), "{stats:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_draft_model_that_is_the_model_itself_is_nearly_always_right() {
+    let plain = model("qwen3-fp32");
+    let drafted = plain.clone().with_draft(plain.clone()).unwrap();
+    let speculation = SpeculativeConfig { max_draft_tokens: 4, ..lookup(0) };
+    let engine = engine(&drafted, EngineOptions { speculation, proposes_always: true, ..options(&plain) });
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(plain.config().search.clone()) };
+    let params = params.max_new_tokens(100).temperature(1.0).seed(5);
+    let handle = engine.submit(Request::new(vec![5, 6, 7], params.clone())).unwrap();
+    assert_eq!(answer(&handle).0, alone(&plain, &params, &[5, 6, 7]));
+    let stats = engine.metrics().unwrap().speculation;
+    assert_eq!((stats.rounds, stats.corrections, stats.accepted), (20, 0, 79), "{stats:?}");
+}
+
+#[test]
+fn a_draft_model_must_have_the_same_vocabulary() {
+    let refused = model("llama-fp32").with_draft(model("gpt2_like-fp32")).err().unwrap();
+    assert!(refused.contains("320, as the decoder, were expected"), "{refused}");
+}
+
+#[test]
+fn a_folder_may_name_a_draft_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = |name: &str, to: &std::path::Path| {
+        std::fs::create_dir_all(to).unwrap();
+        for entry in std::fs::read_dir(data().join(name)).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+        }
+    };
+    copy("llama-fp32", folder.path());
+    copy("llama_mha-fp32", &folder.path().join("draft"));
+    let text = std::fs::read_to_string(folder.path().join("draft/genai_config.json")).unwrap();
+    let mut decoder: Value = serde_json::from_str::<Value>(&text).unwrap()["model"]["decoder"].take();
+    decoder["filename"] = "draft/model.onnx".into();
+    let overlays = vec![overlay(&serde_json::json!({"model": {"draft": decoder}}).to_string())];
+    let opened = open_text_model(folder.path(), &TextOptions { overlays, ..TextOptions::default() }).unwrap();
+    let options = EngineOptions { rows_max: 2, ..opened.engine_options() };
+    let engine = opened.engine(options).unwrap();
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(opened.model.config().search.clone()) };
+    let params = params.max_new_tokens(20);
+    let handle = engine.submit(Request::new(vec![5, 6, 7], params.clone())).unwrap();
+    assert_eq!(answer(&handle).0, alone(&opened.model, &params, &[5, 6, 7]));
+    assert!(engine.metrics().unwrap().speculation.rounds > 0);
+}
+
+#[test]
 fn log_probabilities_are_those_of_a_distribution() {
     let model = model("phi3-fp32");
     let engine = engine(&model, EngineOptions { speculation: lookup(2), ..options(&model) });
@@ -385,6 +636,40 @@ fn a_client_that_takes_nothing_pauses_alone_and_loses_nothing() {
     let metrics = engine.metrics().unwrap();
     assert_eq!((metrics.running, metrics.finished), (1, 3));
     assert_eq!(answer(&slow).0, alone(&model, &params, &[5, 6]));
+}
+
+#[test]
+fn prompts_that_are_read_later_do_not_pause() {
+    let model = model("llama-fp32");
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(model.config().search.clone()) };
+    let params = params.max_new_tokens(60);
+    let engine = engine(&model, EngineOptions { events_max: 16, ..options(&model) });
+    let prompts: [&[u32]; 3] = [&[5, 6], &[7, 8, 9], &[10]];
+    let mut told = Vec::new();
+    let completions = complete(&engine, &params, None, &prompts, &mut |token| told.push(token.row)).unwrap();
+    assert!(told.is_sorted() && told.len() == 180, "tokens are told prompt by prompt");
+    for (prompt, answer) in prompts.iter().zip(&completions.answers) {
+        assert_eq!(answer.tokens, alone(&model, &params, prompt));
+    }
+    assert!(completions.stats.steps < 110, "{:?}", completions.stats);
+}
+
+#[test]
+fn requests_beyond_those_that_may_wait_are_refused() {
+    let model = model("llama-fp32");
+    let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(model.config().search.clone()) };
+    let params = params.max_new_tokens(300);
+    let few = EngineOptions { admitted_max: Some(1), events_max: 400, queued_max: 2, ..options(&model) };
+    let engine = engine(&model, few);
+    let send = || engine.submit(Request::new(vec![5, 6], params.clone()));
+    let first = send().unwrap();
+    while engine.metrics().unwrap().running == 0 {}
+    let _waiting = [send().unwrap(), send().unwrap()];
+    assert!(matches!(send(), Err(EngineError::Busy { waiting: 2, max: 2 })));
+    drop(first);
+    // Its place is free with the next step, and so is one of those that may wait.
+    while engine.metrics().unwrap().queued == 2 {}
+    assert!(send().is_ok());
 }
 
 #[test]

@@ -4,8 +4,9 @@
 mod support;
 
 use precast::generate::engine::{Event, Request};
+use precast::generate::plan::StepShape;
 use precast::generate::{Engine, EngineOptions, GeneratorParams, TextModel, generate};
-use support::model;
+use support::{model, model_with};
 
 /// Numbers that no request means.
 const COUNTS: [u64; 5] = [1 << 31, (1 << 31) + 1, 1 << 32, i64::MAX as u64, u64::MAX];
@@ -69,6 +70,21 @@ fn counts_beyond_all_bounds_are_refused_without_memory_for_them() {
 }
 
 /// Lengths and places in a list have a meaning however large they are: all that there is.
+#[test]
+fn every_size_of_the_ladders_keeps_its_program() {
+    let model = model_with("llama-fp32", r#"{"kv_capacity_buckets":[64,96,128,192,256,384,512],"chunk":32}"#);
+    let ladders = model.ladders();
+    let shapes: Vec<StepShape> = ladders
+        .capacity
+        .sizes()
+        .iter()
+        .flat_map(|&capacity| ladders.length.sizes().iter().map(move |&length| StepShape { rows: 1, length, capacity }))
+        .collect();
+    assert!(shapes.len() > 64);
+    shapes.iter().for_each(|&shape| model.prepare(shape, true).unwrap());
+    assert_eq!(model.session().loaded().len(), shapes.len());
+}
+
 #[test]
 fn lengths_beyond_all_bounds_end_with_the_context() {
     let model = model("llama-fp32");

@@ -172,6 +172,7 @@ impl Error {
             Error::Engine(EngineError::Request(_) | EngineError::Params(_) | EngineError::Guidance(_)) => {
                 ErrorKind::Usage
             }
+            Error::Engine(EngineError::Busy { .. }) => ErrorKind::Limit,
             Error::Engine(EngineError::Answer(_)) => ErrorKind::Model,
             Error::Engine(EngineError::Stopped(_)) => ErrorKind::Device,
         }
@@ -182,6 +183,7 @@ impl Error {
 fn generate_kind(error: &GenerateError) -> ErrorKind {
     match error {
         GenerateError::Step(StepError::Session(error)) => session_kind(error),
+        GenerateError::Step(StepError::Memory(_)) => ErrorKind::Limit,
         GenerateError::Step(StepError::Tensor(_)) | GenerateError::Rule { .. } => ErrorKind::Model,
         GenerateError::Params(_) | GenerateError::Input(_) => ErrorKind::Usage,
         GenerateError::Seed(_) => ErrorKind::Device,

@@ -28,6 +28,14 @@ pub(crate) struct OpenDevice {
     pub(crate) label: String,
 }
 
+impl OpenDevice {
+    /// The same target and device, for another model.
+    pub(crate) fn share(&self) -> OpenDevice {
+        let (target, device, more) = (self.target.clone(), self.device.clone(), self.more.clone());
+        OpenDevice { target, device, more, cpu: self.cpu.clone(), label: self.label.clone() }
+    }
+}
+
 /// Opens the devices that the options name.
 pub(crate) fn open_device(options: &RunnerOptions, cache: &Arc<ProgramCache>) -> Result<OpenDevice, Error> {
     if let Some(other) = options.more_devices.iter().find(|other| other.kind != options.device.kind) {

@@ -96,7 +96,14 @@ pub struct GivenDevice {
 
 /// Opens a model folder.
 pub fn open_text_model(directory: &Path, options: &TextOptions) -> Result<TextFolder, Error> {
-    open(directory, options, None)
+    let mut folder = open(directory, options, None)?;
+    let (directory, options) = (directory.to_path_buf(), options.clone());
+    let reopen = move || match open(&directory, &options, None) {
+        Ok(folder) => Ok(folder.model),
+        Err(error) => Err(error.to_string()),
+    };
+    folder.model = folder.model.with_reopen(Arc::new(reopen));
+    Ok(folder)
 }
 
 /// Opens a model folder on a device that is open already, whatever the folder says.
@@ -127,7 +134,21 @@ fn open(directory: &Path, options: &TextOptions, given: Option<GivenDevice>) -> 
         }
         None => open_device(&runner, &cache)?,
     };
+    let draft = match &config.model.draft {
+        Some(draft) => {
+            let path = folder.path(&draft.filename)?;
+            let mut config = config.clone();
+            (config.model.decoder, config.model.draft) = (draft.clone(), None);
+            let device = (device.share(), cache.clone());
+            Some(open_decoder(&Model::open(&path)?, config, runner.clone(), options, device, &mut notices)?)
+        }
+        None => None,
+    };
     let model = open_decoder(&Model::open(&path)?, config, runner, options, (device, cache), &mut notices)?;
+    let model = match draft {
+        Some(draft) => model.with_draft(draft).map_err(Error::Request)?,
+        None => model,
+    };
     Ok(TextFolder { model, tokenizer, notices })
 }
 
@@ -167,11 +188,7 @@ fn read_config(folder: &Folder, options: &TextOptions) -> Result<GenerationConfi
         }
         Err(error) => Err(format!("cannot be the device: {error}")),
     };
-    let config = config::open(folder, options.overlays.clone(), &device_of)?;
-    if config.model.draft.is_some() {
-        return Err(Error::Request("model.draft: speculation with a draft model is not supported yet".to_string()));
-    }
-    Ok(config)
+    Ok(config::open(folder, options.overlays.clone(), &device_of)?)
 }
 
 /// The device: the caller's, else the first that the folder names, else the CPU.
@@ -224,7 +241,17 @@ fn open_decoder(
         false => DecoderMachine { keeps_attention: vec![DType::F32, DType::F16, DType::BF16], keeps_caches: true },
     };
     let decoder = decoder_graph(model, &config, &runner.passes, machine)?;
+    let chunk = if is_cpu { CHUNK_ON_CPU } else { CHUNK_ON_GPU };
+    let mut ladders = Ladders::new(&config.tuning, config.model.context_length, chunk, options.rows_max);
+    if is_cpu {
+        ladders = ladders.with_long_chunk(&config.tuning, LONG_CHUNK_ON_CPU).with_close_sizes(&config.tuning);
+    }
+    if let Some(reason) = &decoder.refuses_filler {
+        notices.push(format!("Programs have exact lengths and one row, since filler would change answers: {reason}"));
+        ladders = ladders.without_filler();
+    }
     let mut session = SessionOptions {
+        exact_programs_max: ladders.program_count(),
         on_miss: if options.is_reference { OnMiss::Reference.into() } else { on_miss(&config)? },
         background: !options.is_reference,
         startup: Startup::Lazy,
@@ -249,15 +276,6 @@ fn open_decoder(
         None => None,
     };
     let session = open(decoder.graph)?;
-    let chunk = if is_cpu { CHUNK_ON_CPU } else { CHUNK_ON_GPU };
-    let mut ladders = Ladders::new(&config.tuning, config.model.context_length, chunk, options.rows_max);
-    if is_cpu {
-        ladders = ladders.with_long_chunk(&config.tuning, LONG_CHUNK_ON_CPU).with_close_sizes(&config.tuning);
-    }
-    if let Some(reason) = &decoder.refuses_filler {
-        notices.push(format!("Programs have exact lengths and one row, since filler would change answers: {reason}"));
-        ladders = ladders.without_filler();
-    }
     Ok(TextModel::new(TextModelParts {
         session,
         inputs: decoder.inputs,

@@ -91,6 +91,17 @@ pub enum SessionError {
     Thread(String),
 }
 
+impl SessionError {
+    /// Why a device has failed, and every later run on it will, if that is what happened: the run that lost it says so as
+    /// its own error, and runs behind it as the Session's.
+    pub fn lost_device(&self) -> Option<&str> {
+        match self {
+            SessionError::Run(RunError::DeviceLost(reason)) | SessionError::DeviceLost(reason) => Some(reason),
+            _ => None,
+        }
+    }
+}
+
 macro_rules! shared {
     ($($error:ty => $variant:ident),*) => {
         $(impl From<$error> for SessionError {

@@ -84,7 +84,7 @@ fn measure(model: &TextModel, prompt: usize, runs: usize) -> Result<Row> {
         rows: vec![PlannedRow { slot: 0, cached: 0, valid: prompt, is_last: true }],
         scores: Scores::Last,
     };
-    let (cache, mut buffers) = (KvCache::new(model.layers(), 1, prompt), StepBuffers::default());
+    let (cache, mut buffers) = (KvCache::try_new(model.layers(), 1, prompt)?, StepBuffers::default());
     let mut times = [Vec::new(), Vec::new()];
     // The first of each kind compiles and is not counted.
     for round in 0..=runs {

@@ -1,5 +1,8 @@
 //! Whole answers to prompts by an engine: all prompts at once, each token told as it comes.
 
+use std::collections::VecDeque;
+use std::time::Duration;
+
 use crate::completion::{Completion, Completions};
 use crate::decoder_state::StepStats;
 use crate::generator::StepToken;
@@ -10,7 +13,11 @@ use super::events::Event;
 use super::guidance::Guidance;
 use super::request::{Request, RequestHandle};
 
-/// Answers prompts. Tokens are told prompt by prompt, in the order of the prompts.
+/// How long the prompt whose tokens are told next is waited for before the others are looked at.
+const WAIT: Duration = Duration::from_millis(2);
+
+/// Answers prompts. Tokens are told prompt by prompt, in the order of the prompts; those of later prompts are read meanwhile,
+/// so that none pauses for want of a reader.
 pub fn complete(
     engine: &Engine,
     params: &GeneratorParams,
@@ -23,53 +30,84 @@ pub fn complete(
         engine.submit(Request { guidance: guidance.cloned(), ..Request::new(prompt.to_vec(), params.clone()) })
     };
     let handles = prompts.iter().map(send).collect::<Result<Vec<RequestHandle>, EngineError>>()?;
-    let mut answers = Vec::new();
-    for (prompt, handle) in handles.iter().enumerate() {
-        answers.extend(read_answers(engine, handle, prompt, params, on_token)?);
+    let new = |prompt| Reading::new(prompt, params, engine.has_text());
+    let mut readings: Vec<Reading<'_>> = (0..prompts.len()).map(new).collect();
+    for first in 0..prompts.len() {
+        loop {
+            readings[first].tell(on_token);
+            if readings[first].open == 0 {
+                break;
+            }
+            if let Some(event) = handles[first].next_event_within(WAIT) {
+                readings[first].take(event)?;
+            }
+            for (reading, handle) in readings[first..].iter_mut().zip(&handles[first..]) {
+                reading.take_all(handle)?;
+            }
+        }
     }
     let after = engine.metrics()?;
     let run = |metrics: &super::EngineMetrics| metrics.prompt_tokens + metrics.generated_tokens;
     let stats =
         StepStats { steps: after.steps - before.steps, tokens: run(&after) - run(&before), ..StepStats::default() };
+    let answers = readings.into_iter().flat_map(|reading| reading.answers).collect();
     Ok(Completions { answers, stats, seed: handles.first().map(RequestHandle::seed) })
 }
 
-/// The answers to one prompt.
-fn read_answers(
-    engine: &Engine,
-    handle: &RequestHandle,
+/// The answers to one prompt, as far as they were read.
+struct Reading<'p> {
     prompt: usize,
-    params: &GeneratorParams,
-    on_token: &mut dyn FnMut(&StepToken),
-) -> Result<Vec<Completion>, EngineError> {
-    let count = params.search.num_return_sequences;
-    let new = || Completion {
-        prompt,
-        tokens: Vec::new(),
-        text: engine.has_text().then(String::new),
-        finish: FinishReason::MaxLength,
-        score: None,
-    };
-    let mut answers: Vec<Completion> = std::iter::repeat_with(new).take(count).collect();
-    for event in handle.events() {
+    params: &'p GeneratorParams,
+    answers: Vec<Completion>,
+    /// Answers that have not ended.
+    open: usize,
+    /// Tokens that nobody was told of yet.
+    untold: VecDeque<StepToken>,
+}
+
+impl<'p> Reading<'p> {
+    fn new(prompt: usize, params: &'p GeneratorParams, has_text: bool) -> Reading<'p> {
+        let open = params.search.num_return_sequences;
+        let (text, finish) = (has_text.then(String::new), FinishReason::MaxLength);
+        let answer = Completion { prompt, tokens: Vec::new(), text, finish, score: None };
+        Reading { prompt, params, answers: vec![answer; open], open, untold: VecDeque::new() }
+    }
+
+    /// Takes what has arrived.
+    fn take_all(&mut self, handle: &RequestHandle) -> Result<(), EngineError> {
+        while self.open > 0
+            && let Some(event) = handle.next_event_within(Duration::ZERO)
+        {
+            self.take(event)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, event: Event) -> Result<(), EngineError> {
         match event {
             Event::Token(token) => {
-                let answer = &mut answers[token.answer];
+                let answer = &mut self.answers[token.answer];
                 answer.tokens.push(token.id);
                 answer.text.iter_mut().for_each(|text| text.push_str(&token.text));
-                let row = prompt * count + token.answer;
-                on_token(&StepToken { row, id: token.id, text: token.text, logprobs: token.logprobs, finished: None });
+                let row = self.prompt * self.answers.len() + token.answer;
+                let (id, text, logprobs) = (token.id, token.text, token.logprobs);
+                self.untold.push_back(StepToken { row, id, text, logprobs, finished: None });
             }
             Event::Finished { answer, reason, .. } => {
-                let answer = &mut answers[answer];
+                let answer = &mut self.answers[answer];
                 answer.finish = reason;
-                if reason == FinishReason::Eos && !params.include_stop_token {
+                if reason == FinishReason::Eos && !self.params.include_stop_token {
                     answer.tokens.pop();
                 }
+                self.open -= 1;
             }
             Event::Blocked => {}
             Event::Failed { message, .. } => return Err(EngineError::Answer(message)),
         }
+        Ok(())
     }
-    Ok(answers)
+
+    fn tell(&mut self, on_token: &mut dyn FnMut(&StepToken)) {
+        self.untold.drain(..).for_each(|token| on_token(&token));
+    }
 }

@@ -1,13 +1,17 @@
 //! The engine without threads: rows, pages and steps. A step is a transaction: pages are reserved, the runner runs, and only
 //! when it has succeeded are tokens, tables and events what they are from then on.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::generator::check_tokens;
+use crate::row_search::{ChoiceError, ChosenToken};
 use crate::search::FinishReason;
 
 use super::draft_governor::DraftGovernor;
+use super::draft_model::DraftAsk;
 use super::events::{Event, EventQueue, TokenEvent};
 use super::metrics::EngineMetrics;
 use super::options::EngineLimits;
@@ -38,8 +42,10 @@ pub enum StepOutcome {
     CapacityDeferred,
     /// The runner failed; nothing has changed, and the next step is smaller.
     Aborted(StepFault),
-    /// The device was lost, and every row with it.
+    /// The device was lost, and every row with it. The next step has a new one.
     DeviceLost(String),
+    /// The device was lost and cannot be had again; the engine is of no use any more.
+    Stopped(String),
 }
 
 /// What a step runs of one row.
@@ -90,7 +96,7 @@ impl EngineCore {
 
     /// Queues a row.
     pub fn add(&mut self, mut row: Row) {
-        row.queued = self.step;
+        (row.arrived, row.queued) = (self.step, self.step);
         self.rows.insert(row.id, row);
     }
 
@@ -99,6 +105,7 @@ impl EngineCore {
         let (step, length_max) = (self.step, self.limits.length_max);
         let row = self.rows.get_mut(&id).filter(|row| row.state == RowState::Parked);
         let row = row.ok_or("there is no turn that has ended")?;
+        check_tokens(0, tokens, self.runner.vocabulary()).map_err(|error| error.to_string())?;
         let total = row.tokens.len() + tokens.len();
         if tokens.is_empty() || total >= row.search.length_max().min(length_max) {
             let longest = row.search.length_max().min(length_max);
@@ -109,7 +116,8 @@ impl EngineCore {
         tokens.iter().for_each(|&token| row.push(token, false));
         row.search.begin_turn();
         row.usage = super::events::Usage { prompt_tokens: row.tokens.len(), ..Default::default() };
-        (row.state, row.is_prompt, row.queued, row.is_told_of_wait) = (RowState::Queued, true, step, false);
+        (row.state, row.is_prompt, row.is_told_of_wait) = (RowState::Queued, true, false);
+        (row.arrived, row.queued) = (step, step);
         Ok(())
     }
 
@@ -120,6 +128,9 @@ impl EngineCore {
         row.tokens.truncate(length);
         row.is_generated.truncate(length);
         let cached = row.cached.min(length.saturating_sub(1));
+        // A page that others may find is never written again: what is left of it is run on a page of the row's own.
+        let is_shared = row.chain.len() > cached / self.limits.page_tokens;
+        let cached = if is_shared { cached - cached % self.limits.page_tokens } else { cached };
         self.runner.forget(id);
         self.keep_pages(id, cached);
         true
@@ -140,6 +151,11 @@ impl EngineCore {
         self.rows.values().filter(|row| row.state != RowState::Parked).count()
     }
 
+    /// Rows that wait to be let in.
+    pub fn queued_rows(&self) -> usize {
+        self.rows.values().filter(|row| row.state == RowState::Queued).count()
+    }
+
     /// Rows, whatever they do.
     pub fn row_ids(&self) -> Vec<RowId> {
         self.rows.keys().copied().collect()
@@ -154,7 +170,7 @@ impl EngineCore {
     pub fn metrics(&self) -> EngineMetrics {
         let count = |is_counted: &dyn Fn(&Row) -> bool| self.rows.values().filter(|row| is_counted(row)).count();
         EngineMetrics {
-            queued: count(&|row| row.state == RowState::Queued),
+            queued: self.queued_rows(),
             running: count(&Row::is_running),
             parked: count(&|row| row.state == RowState::Parked),
             pages_total: self.pool.total(),
@@ -170,17 +186,20 @@ impl EngineCore {
         self.step += 1;
         self.reap(now);
         let is_deferred = self.admit();
+        // What proposals cost is part of what a step takes.
+        let begun = Instant::now();
         let reserved = self.plan_and_reserve();
         if reserved.is_empty() {
             return if is_deferred { StepOutcome::CapacityDeferred } else { StepOutcome::NoWork };
         }
-        let begun = Instant::now();
         match self.run(&reserved) {
             Ok(scores) => self.commit_and_learn(reserved, scores, begun),
             Err(StepFault::DeviceLost(reason)) => {
                 self.roll_back(&reserved);
-                self.lose_device(&reason);
-                StepOutcome::DeviceLost(reason)
+                match self.lose_device(&reason) {
+                    Ok(()) => StepOutcome::DeviceLost(reason),
+                    Err(fault) => StepOutcome::Stopped(fault.to_string()),
+                }
             }
             Err(fault) => {
                 self.roll_back(&reserved);
@@ -218,30 +237,50 @@ impl EngineCore {
         }
     }
 
-    /// Lets rows in, first come first served within a class of priority; true if one waits for pages.
+    /// Lets rows in, first come first served within a class of priority; true if one waits for pages. Who waits takes the
+    /// place of a row whose client takes nothing.
     fn admit(&mut self) -> bool {
         loop {
-            let running = self.rows.values().filter(|row| row.is_running()).count();
-            if running >= self.limits.admitted_max {
-                return false;
-            }
             let Some(id) = self.head_of_queue() else { return false };
-            if !self.admit_row(id) {
-                self.tell_of_wait(id);
-                return true;
+            let running = self.rows.values().filter(|row| row.is_running()).count();
+            let has_place = running < self.limits.admitted_max;
+            if has_place && self.admit_row(id) {
+                continue;
             }
+            if let Some(stalled) = self.stalled_row() {
+                self.preempt(stalled);
+                self.rows.entry(stalled).and_modify(|row| row.is_stalled = true);
+                continue;
+            }
+            if has_place {
+                self.tell_of_wait(id);
+            }
+            return has_place;
         }
     }
 
-    /// Who is let in next. Waiting raises a row's class, so that no class waits for ever.
+    /// The row that was let in last of those that wait for their clients.
+    fn stalled_row(&self) -> Option<RowId> {
+        let is_stalled = |row: &&Row| row.is_running() && !row.is_prompt && row.events.len() >= self.limits.events_max;
+        self.rows.values().filter(is_stalled).max_by_key(|row| self.admission(row.id)).map(|row| row.id)
+    }
+
+    /// Who is let in next.
     fn head_of_queue(&self) -> Option<RowId> {
+        let events_max = self.limits.events_max;
         let is_ready = |row: &&Row| {
             let is_waiting = |parent: RowId| self.rows.get(&parent).is_some_and(|parent| parent.is_prompt);
-            row.state == RowState::Queued && !row.waits_for.is_some_and(is_waiting)
+            // A row that lost its place to its client's sleep returns when there is room for more than a token.
+            let room_from = if row.is_stalled { events_max / 2 + 1 } else { events_max };
+            row.state == RowState::Queued && !row.waits_for.is_some_and(is_waiting) && row.events.len() < room_from
         };
-        let class = |row: &Row| u64::from(row.priority) + (self.step - row.queued) / AGEING_STEPS;
         let queued = self.rows.values().filter(is_ready);
-        queued.max_by_key(|row| (class(row), std::cmp::Reverse(row.id))).map(|row| row.id)
+        queued.min_by_key(|row| (Reverse(self.class(row)), row.arrived, row.id)).map(|row| row.id)
+    }
+
+    /// A row's class of priority now: waiting raises it, so that no class waits for ever.
+    fn class(&self, row: &Row) -> u64 {
+        u64::from(row.priority) + (self.step - row.arrived) / AGEING_STEPS
     }
 
     /// Gives a row pages for all of its tokens and one more; false if there are not enough.
@@ -283,7 +322,7 @@ impl EngineCore {
         row.pages.extend(pages);
         self.metrics.queue_wait_max = self.metrics.queue_wait_max.max(self.step - row.queued);
         row.state = RowState::Running { admission: self.admissions };
-        row.is_prompt = true;
+        (row.is_prompt, row.is_stalled) = (true, false);
         true
     }
 
@@ -337,15 +376,18 @@ impl EngineCore {
     fn plan(&mut self) -> Vec<Share> {
         let is_divisible = self.runner.is_divisible();
         let decoding = self.rows.values().filter(|row| row.is_running() && !row.is_prompt).count();
-        let is_drafting = is_divisible && self.governor.allows(decoding.min(self.rows_now));
+        let is_worth = self.limits.proposes_always || self.governor.allows(decoding.min(self.rows_now));
+        let is_drafting = is_divisible && is_worth;
         for row in self.rows.values_mut().filter(|row| row.is_running()) {
             row.draft.clear();
             if is_drafting && !row.is_prompt {
-                // The last token of a row is never proposed: its scores are not needed.
-                let room = row.search.room(row.tokens.len()).saturating_sub(1);
-                row.draft = row.speculation.propose(&row.tokens, room);
+                row.draft = row.speculation.propose(&row.tokens, row.draft_room());
                 row.search.cut_draft(&mut row.draft);
+                row.is_looked_up = !row.draft.is_empty();
             }
+        }
+        if is_drafting {
+            self.ask_draft_model();
         }
         let candidates: Vec<Candidate> = self.ready_rows();
         let budget = match is_divisible {
@@ -365,6 +407,27 @@ impl EngineCore {
         share_step(&candidates, budget)
     }
 
+    /// Has the draft model, if there is one, propose for rows that decode and found nothing in themselves.
+    fn ask_draft_model(&mut self) {
+        let Some(draft) = self.runner.draft() else { return };
+        let limits = &self.limits;
+        let is_asking = |row: &&Row| {
+            let is_open = row.is_running() && !row.is_prompt && row.events.len() < limits.events_max;
+            is_open && row.draft.is_empty() && row.pending() <= limits.prefill_max
+        };
+        let mut rows: Vec<&Row> = self.rows.values().filter(is_asking).collect();
+        rows.sort_by_key(|row| (row.stepped, row.id));
+        rows.truncate(self.rows_now);
+        // In the order of rows that came first, so that they stay where they lie.
+        rows.sort_by_key(|row| row.id);
+        let asks: Vec<DraftAsk<'_>> = rows.iter().map(|row| row.draft_ask()).collect();
+        let proposed = draft.propose(&asks);
+        let proposed: Vec<(RowId, Vec<u32>)> = rows.iter().map(|row| row.id).zip(proposed).collect();
+        for (id, tokens) in proposed {
+            self.rows.entry(id).and_modify(|row| row.draft = tokens);
+        }
+    }
+
     /// Rows that could run. One whose client does not take what it is told waits for that, and not for a step.
     fn ready_rows(&mut self) -> Vec<Candidate> {
         let (step, events_max) = (self.step, self.limits.events_max);
@@ -379,12 +442,21 @@ impl EngineCore {
     }
 
     fn candidate(&self, row: &Row) -> Candidate {
-        let chunk = row.search.params().search.chunk_size.filter(|_| row.is_prompt && self.runner.is_divisible());
+        // Tokens that a grammar forced are pending as a prompt's are, and come in pieces that have Programs likewise.
+        let chunk = match (self.runner.is_divisible(), row.is_prompt) {
+            (false, _) => usize::MAX,
+            (true, true) => row.search.params().search.chunk_size.unwrap_or(usize::MAX),
+            (true, false) => self.limits.prefill_max,
+        };
+        let pending = row.pending().min(chunk);
+        let is_all = pending == row.pending();
         Candidate {
             row: row.id,
-            pending: row.pending().min(chunk.unwrap_or(usize::MAX)),
-            drafted: row.draft.len(),
+            pending,
+            drafted: if is_all { row.draft.len().min(chunk - pending) } else { 0 },
             is_prompt: row.is_prompt,
+            class: self.class(row),
+            arrived: row.arrived,
             stepped: row.stepped,
         }
     }
@@ -415,7 +487,7 @@ impl EngineCore {
                 return Some(ReservedRow { row: id, tokens, drafted, pages });
             }
             let latest = self.rows.values().filter(|row| row.is_running()).max_by_key(|row| self.admission(row.id));
-            let latest = latest.map(|row| row.id)?;
+            let latest = self.stalled_row().or(latest.map(|row| row.id))?;
             self.preempt(latest);
         }
     }
@@ -491,8 +563,8 @@ impl EngineCore {
         }
     }
 
-    /// The pages of every row are gone. Turns that have ended keep their tokens.
-    fn lose_device(&mut self, reason: &str) {
+    /// The pages of every row are gone, and the runner begins anew. Turns that have ended keep their tokens.
+    fn lose_device(&mut self, reason: &str) -> Result<(), StepFault> {
         for id in self.row_ids() {
             match self.rows.get(&id).map(|row| row.state) {
                 Some(RowState::Parked) => {
@@ -504,9 +576,7 @@ impl EngineCore {
             }
         }
         while self.prefix.evict(&mut self.pool) {}
-        if let Err(fault) = self.runner.rebuild() {
-            self.metrics.last_fault = Some(fault.to_string());
-        }
+        self.runner.rebuild()
     }
 
     /// Commits a step and learns whether proposals pay, where only rows that decode took part.
@@ -533,13 +603,13 @@ impl EngineCore {
         self.metrics.steps += 1;
         let rows = reserved.len();
         let tokens = reserved.iter().map(|part| part.tokens + part.drafted).sum();
-        let mut told: Vec<(Arc<EventQueue>, Vec<Event>)> = Vec::with_capacity(rows);
+        let mut told = Told(Vec::with_capacity(rows));
         for (part, scores) in reserved.into_iter().zip(scores) {
             let id = part.row;
             let events = self.commit_row(part, &scores);
             let Some(row) = self.rows.get(&id) else { continue };
             let ended = events.iter().find(|event| !matches!(event, Event::Token(_))).cloned();
-            told.push((row.events.clone(), events));
+            told.0.push((row.events.clone(), events));
             self.share_pages(id);
             match ended {
                 Some(Event::Finished { .. }) => self.end_turn(id),
@@ -547,9 +617,7 @@ impl EngineCore {
                 None => {}
             }
         }
-        for (queue, events) in told {
-            queue.push(events);
-        }
+        drop(told);
         StepOutcome::Committed { rows, tokens }
     }
 
@@ -569,12 +637,13 @@ impl EngineCore {
         row.is_prompt = false;
         let draft = std::mem::take(&mut row.draft);
         let before = row.usage.accepted_draft_tokens;
-        let events = choose_tokens(row, scores, &draft[..part.drafted]);
+        let forced_max = self.limits.prefill_max.min(self.limits.events_max);
+        let events = choose_tokens(row, scores, &draft[..part.drafted], forced_max);
         let accepted = row.usage.accepted_draft_tokens - before;
         row.speculation.learn(accepted, part.drafted);
         let generated = events.iter().filter(|event| matches!(event, Event::Token(_))).count();
         self.metrics.generated_tokens += generated;
-        self.metrics.speculation.count_round(part.drafted, accepted);
+        self.metrics.speculation.count_round(part.drafted, accepted, row.is_looked_up);
         // Pages for rejected tokens are not needed.
         let kept = (row.tokens.len() + 1).div_ceil(self.limits.page_tokens);
         for page in row.pages.split_off(kept.min(row.pages.len())) {
@@ -642,6 +711,7 @@ impl EngineCore {
         if let Some((page, count)) = counts.iter().find(|(page, count)| self.pool.count(**page) != **count) {
             return Err(format!("page {} is held {count} times and counted {}", page.0, self.pool.count(*page)));
         }
+        let named: BTreeSet<PageId> = self.prefix.pages().collect();
         let mut owners: BTreeMap<PageId, usize> = BTreeMap::new();
         for row in self.rows.values() {
             row.pages.iter().for_each(|page| *owners.entry(*page).or_default() += 1);
@@ -651,8 +721,8 @@ impl EngineCore {
             if cached > row.pages.len() * page_tokens || cached > length {
                 return Err(format!("row {id} has {cached} tokens cached of {length}, on {} pages", row.pages.len()));
             }
-            let open = row.pages.iter().skip(cached / page_tokens);
-            if let Some(page) = open.into_iter().find(|page| owners[page] > 1) {
+            let mut open = row.pages.iter().skip(cached / page_tokens);
+            if let Some(page) = open.find(|page| owners[page] > 1 || named.contains(page)) {
                 return Err(format!("page {} is not full, and row {id} shares it", page.0));
             }
             if row.state == RowState::Queued && row.tokens.is_empty() {
@@ -663,25 +733,37 @@ impl EngineCore {
     }
 }
 
-/// Chooses tokens by scores, as long as they are the proposed ones, and then those that must follow.
-fn choose_tokens(row: &mut Row, scores: &[Scores], draft: &[u32]) -> Vec<Event> {
+/// What a step has to tell, which is told when it is dropped: rows that have ended are told so even where another row's part
+/// of the step panics, since nobody knows of them any more.
+pub(super) struct Told(pub(super) Vec<(Arc<EventQueue>, Vec<Event>)>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        for (queue, events) in self.0.drain(..) {
+            queue.push(events);
+        }
+    }
+}
+
+/// Chooses tokens by scores, as long as they are the proposed ones, and then some of those that must follow.
+fn choose_tokens(row: &mut Row, scores: &[Scores], draft: &[u32], forced_max: usize) -> Vec<Event> {
     let mut events = Vec::new();
     for (position, scores) in scores.iter().enumerate() {
         let chosen = match row.search.choose(scores, &row.tokens, &row.is_generated) {
             Ok(chosen) => chosen,
             Err(error) => return failed(row, events, &error),
         };
-        let id = chosen.id;
+        let is_right = draft.get(position) == Some(&chosen.id);
+        row.usage.accepted_draft_tokens += usize::from(is_right);
         if take_token(row, chosen, &mut events) {
             return events;
         }
-        if draft.get(position) != Some(&id) {
+        if !is_right {
             break;
         }
         row.cached += 1;
-        row.usage.accepted_draft_tokens += 1;
     }
-    loop {
+    for _ in 0..forced_max {
         match row.search.choose_forced(row.tokens.len()) {
             Ok(None) => return events,
             Ok(Some(chosen)) => {
@@ -692,15 +774,16 @@ fn choose_tokens(row: &mut Row, scores: &[Scores], draft: &[u32]) -> Vec<Event> 
             Err(error) => return failed(row, events, &error),
         }
     }
+    events
 }
 
-fn failed(row: &Row, mut events: Vec<Event>, error: &super::row_search::ChoiceError) -> Vec<Event> {
+fn failed(row: &Row, mut events: Vec<Event>, error: &ChoiceError) -> Vec<Event> {
     events.push(Event::Failed { answer: row.answer, message: error.to_string(), is_retryable: false });
     events
 }
 
 /// Makes a chosen token part of the row; true if the row ends with it.
-fn take_token(row: &mut Row, chosen: super::row_search::ChosenToken, events: &mut Vec<Event>) -> bool {
+fn take_token(row: &mut Row, chosen: ChosenToken, events: &mut Vec<Event>) -> bool {
     if chosen.is_kept {
         row.push(chosen.id, true);
     }

@@ -2,21 +2,21 @@
 //! takes. Tokens a second of steps with and without proposals are compared, apart for every power of two of rows. What
 //! is decided here changes speed alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// Share of the plain rate that steps with proposals must reach.
 const WORTH: f64 = 0.97;
-/// Weight of the newest step in an average.
-const NEWEST: f64 = 0.2;
+/// Steps that are looked back on. Their median counts: a step that waited for a Program is many times slower than others.
+const STEPS: usize = 7;
 /// One of so many steps is run the other way, to learn what that costs now.
 const EXPLORES: u64 = 32;
 
-/// Tokens a second of steps with so many rows.
-#[derive(Clone, Copy, Debug, Default)]
+/// Tokens a second of the last steps with so many rows.
+#[derive(Clone, Debug, Default)]
 struct Rates {
-    plain: Option<f64>,
-    drafting: Option<f64>,
+    plain: VecDeque<f64>,
+    drafting: VecDeque<f64>,
     steps: u64,
 }
 
@@ -29,9 +29,9 @@ pub struct DraftGovernor {
 impl DraftGovernor {
     /// Whether rows may propose in a step of so many rows.
     pub fn allows(&self, rows: usize) -> bool {
-        let rates = self.rates.get(&class(rows)).copied().unwrap_or_default();
+        let Some(rates) = self.rates.get(&class(rows)) else { return true };
         let is_exploring = rates.steps % EXPLORES == EXPLORES - 1;
-        let is_worth = match (rates.plain, rates.drafting) {
+        let is_worth = match (median(&rates.plain), median(&rates.drafting)) {
             (Some(plain), Some(drafting)) => drafting >= WORTH * plain,
             _ => true,
         };
@@ -44,8 +44,17 @@ impl DraftGovernor {
         rates.steps += 1;
         let rate = tokens as f64 / took.as_secs_f64().max(1e-9);
         let known = if is_drafting { &mut rates.drafting } else { &mut rates.plain };
-        *known = Some(known.map_or(rate, |known| known + NEWEST * (rate - known)));
+        known.push_back(rate);
+        if known.len() > STEPS {
+            known.pop_front();
+        }
     }
+}
+
+fn median(rates: &VecDeque<f64>) -> Option<f64> {
+    let mut rates: Vec<f64> = rates.iter().copied().collect();
+    rates.sort_by(f64::total_cmp);
+    rates.get(rates.len() / 2).copied()
 }
 
 /// Rows as a power of two.
@@ -73,5 +82,15 @@ mod tests {
         assert_eq!(tried.count(), 2);
         (0..20).for_each(|_| governor.learn(8, true, 30, slow));
         assert!(governor.allows(8));
+    }
+
+    #[test]
+    fn steps_that_wait_for_a_program_say_nothing() {
+        let mut governor = DraftGovernor::default();
+        let quick = Duration::from_millis(10);
+        (0..7).for_each(|_| governor.learn(1, false, 1, quick));
+        (0..5).for_each(|_| governor.learn(1, true, 4, quick));
+        (0..3).for_each(|_| governor.learn(1, true, 4, Duration::from_secs(2)));
+        assert!(governor.allows(1));
     }
 }

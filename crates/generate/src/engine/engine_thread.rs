@@ -7,7 +7,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use crate::config::GenerationConfig;
 use crate::generator::{GenerateError, check_length, check_tokens, system_seed};
+use crate::row_search::{RowSearch, SearchOptions};
 use crate::search::ParamsError;
 use crate::text_model::TextModel;
 use crate::tokenizer::Tokenizer;
@@ -21,7 +23,6 @@ use super::paged_runner::PagedRunner;
 use super::prefix_cache::chain_root;
 use super::request::{Request, RequestHandle};
 use super::row::{Row, RowId, RowState};
-use super::row_search::{RowSearch, SearchOptions};
 use super::runner::StepRunner;
 use super::speculation::Speculation;
 
@@ -40,6 +41,14 @@ pub enum EngineError {
     /// A grammar that cannot be followed.
     #[error(transparent)]
     Guidance(#[from] GuidanceError),
+    /// As many answers wait as may; the same request may be accepted later.
+    #[error("{waiting} answers wait to be let in already, and {max} may; send the request again later")]
+    Busy {
+        /// Answers that wait.
+        waiting: usize,
+        /// Answers that may wait.
+        max: usize,
+    },
     /// An answer failed.
     #[error("{0}")]
     Answer(String),
@@ -50,7 +59,9 @@ pub enum EngineError {
 
 /// Requests that come and go, on one decoder. Shared by threads; dropping it cancels what is open.
 pub struct Engine {
-    model: TextModel,
+    /// Of the model, which is the thread's: when its device is lost there is another one.
+    config: GenerationConfig,
+    vocabulary: usize,
     tokenizer: Option<Tokenizer>,
     options: EngineOptions,
     limits: EngineLimits,
@@ -77,6 +88,8 @@ pub(super) struct Inbox {
 struct InboxState {
     commands: VecDeque<Command>,
     next_row: u64,
+    /// Answers that waited to be let in when commands were last taken, and those that were sent since.
+    waiting: usize,
     is_closing: bool,
     /// Whether something happened that a waiting thread should look at.
     is_woken: bool,
@@ -91,7 +104,11 @@ impl Engine {
         tokenizer: Option<&Tokenizer>,
         options: EngineOptions,
     ) -> Result<Engine, EngineError> {
-        let runner = PagedRunner::new(model, options.page_tokens.max(1), options.rows_max);
+        let limits = limits_of(model, &options)?;
+        let mut runner = PagedRunner::new(model, limits.page_tokens, limits.rows_max);
+        if options.prepares_programs {
+            runner.prepare_ahead();
+        }
         Engine::with_runner(model, tokenizer, options, Box::new(runner))
     }
 
@@ -102,9 +119,7 @@ impl Engine {
         options: EngineOptions,
         runner: Box<dyn StepRunner>,
     ) -> Result<Engine, EngineError> {
-        let context_length = model.config().model.context_length;
-        let chunk = model.ladders().length.largest();
-        let limits = options.limits(context_length, model.kv_bytes_per_token(), chunk).map_err(EngineError::Request)?;
+        let limits = limits_of(model, &options)?;
         let core = EngineCore::new(runner, limits.clone());
         let inbox = Arc::new(Inbox { state: Mutex::default(), arrived: Condvar::new() });
         let (thread_inbox, checks) = (inbox.clone(), options.checks_invariants);
@@ -112,8 +127,9 @@ impl Engine {
             .name("precast-engine".to_string())
             .spawn(move || EngineThread { core, inbox: thread_inbox, checks, reason: None }.run())
             .map_err(|error| EngineError::Stopped(error.to_string()))?;
-        let (model, tokenizer) = (model.clone(), tokenizer.cloned());
-        Ok(Engine { model, tokenizer, options, limits, guides: OnceLock::new(), inbox, thread: Some(thread) })
+        let (config, vocabulary) = (model.config().clone(), model.vocabulary());
+        let (tokenizer, guides, thread) = (tokenizer.cloned(), OnceLock::new(), Some(thread));
+        Ok(Engine { config, vocabulary, tokenizer, options, limits, guides, inbox, thread })
     }
 
     /// The numbers that the engine works with.
@@ -141,15 +157,16 @@ impl Engine {
         let search = SearchOptions {
             params: request.params.clone(),
             seed,
-            eos: self.model.config().model.eos_token_ids.clone(),
+            eos: self.config.model.eos_token_ids.clone(),
             length_max,
             tokenizer: self.tokenizer.clone(),
             guide,
         };
+        let search = Arc::new(search);
         let rows = (0..answers).map(|answer| self.row(&request, &search, (first, answer), &events));
         let rows = rows.collect::<Result<Vec<Row>, EngineError>>()?;
         let ids = rows.iter().map(|row| row.id).collect();
-        self.inbox.send(Command::Add(rows))?;
+        self.inbox.add(rows, self.options.queued_max)?;
         Ok(RequestHandle { inbox: self.inbox.clone(), events, rows: ids, seed })
     }
 
@@ -164,9 +181,9 @@ impl Engine {
     fn check(&self, request: &Request) -> Result<(), EngineError> {
         let refuse = |reason: &str| Err(EngineError::Request(reason.to_string()));
         let params = &request.params;
-        params.check(self.model.vocabulary())?;
-        check_tokens(0, &request.prompt, self.model.vocabulary())?;
-        check_length(0, 0, request.prompt.len(), params.search.max_length, self.model.config())?;
+        params.check(self.vocabulary)?;
+        check_tokens(0, &request.prompt, self.vocabulary)?;
+        check_length(0, 0, request.prompt.len(), params.search.max_length, &self.config)?;
         if request.prompt.is_empty() {
             return refuse("the prompt has no tokens");
         }
@@ -191,15 +208,15 @@ impl Engine {
         let Some(guidance) = &request.guidance else { return Ok(None) };
         let missing = || GuidanceError("a grammar needs a tokenizer".to_string());
         let tokenizer = self.tokenizer.as_ref().ok_or_else(missing)?;
-        let eos = &self.model.config().model.eos_token_ids;
-        let factory = self.guides.get_or_init(|| GuideFactory::new(tokenizer, self.model.vocabulary(), eos));
+        let eos = &self.config.model.eos_token_ids;
+        let factory = self.guides.get_or_init(|| GuideFactory::new(tokenizer, self.vocabulary, eos));
         Ok(Some(factory.as_ref().map_err(Clone::clone)?.guide(guidance)?))
     }
 
     fn row(
         &self,
         request: &Request,
-        search: &SearchOptions,
+        search: &Arc<SearchOptions>,
         (first, answer): (u64, usize),
         events: &Arc<EventQueue>,
     ) -> Result<Row, EngineError> {
@@ -223,21 +240,30 @@ impl Engine {
             state: RowState::Queued,
             is_prompt: true,
             priority: request.priority,
+            arrived: 0,
             queued: 0,
             stepped: 0,
             ready: 0,
             failures: 0,
             is_told_of_wait: false,
+            is_stalled: false,
             keeps_turn: request.keeps_turn && answer == 0,
             deadline: request.deadline,
-            search: RowSearch::new(search.clone(), answer as u32)?,
+            search: RowSearch::new(search.clone(), 0, answer as u32)?,
             speculation: Speculation::new(&self.options.speculation),
             draft: Vec::new(),
+            is_looked_up: false,
             usage: Usage { prompt_tokens: request.prompt.len(), ..Usage::default() },
             events: events.clone(),
             waits_for: (answer > 0).then_some(RowId(first)),
         })
     }
+}
+
+/// The numbers that an engine on a model works with.
+fn limits_of(model: &TextModel, options: &EngineOptions) -> Result<EngineLimits, EngineError> {
+    let (context_length, chunk) = (model.config().model.context_length, model.ladders().length.largest());
+    options.limits(context_length, model.kv_bytes_per_token(), chunk).map_err(EngineError::Request)
 }
 
 impl Drop for Engine {
@@ -271,6 +297,17 @@ impl Inbox {
         self.send(command(sender))?;
         let answer = receiver.recv().map_err(|_| self.stopped())?;
         answer.map_err(EngineError::Request)
+    }
+
+    /// Sends rows, unless so many wait already.
+    fn add(&self, rows: Vec<Row>, max: usize) -> Result<(), EngineError> {
+        let mut state = self.lock();
+        if state.waiting + rows.len() > max {
+            return Err(EngineError::Busy { waiting: state.waiting, max });
+        }
+        state.waiting += rows.len();
+        drop(state);
+        self.send(Command::Add(rows))
     }
 
     fn send(&self, command: Command) -> Result<(), EngineError> {
@@ -317,6 +354,10 @@ impl EngineThread {
             commands.into_iter().for_each(|command| self.obey(command));
             let outcome = self.core.step(Instant::now());
             is_idle = matches!(outcome, StepOutcome::NoWork | StepOutcome::CapacityDeferred);
+            if let StepOutcome::Stopped(reason) = outcome {
+                self.reason = Some(reason);
+                return;
+            }
             if self.checks
                 && let Err(broken) = self.core.check_invariants()
             {
@@ -329,6 +370,8 @@ impl EngineThread {
     /// Commands that came; waits for one, for someone to take events, or for a deadline, where there is nothing to do.
     fn wait(&self, is_idle: bool) -> Option<Vec<Command>> {
         let mut state = self.inbox.lock();
+        let sent = |command: &Command| if let Command::Add(rows) = command { rows.len() } else { 0 };
+        state.waiting = self.core.queued_rows() + state.commands.iter().map(sent).sum::<usize>();
         while is_idle && state.commands.is_empty() && !state.is_closing && !state.is_woken {
             let deadline = self.core.next_deadline();
             state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {

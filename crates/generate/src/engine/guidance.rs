@@ -92,6 +92,14 @@ impl Guide {
         Ok(TokenMask { mask })
     }
 
+    /// Tokens that may come next, without those that end sequences where any other may come.
+    pub fn mask_to_go_on(&mut self) -> Result<TokenMask, GuidanceError> {
+        let TokenMask { mask: all } = self.mask()?;
+        let mut others = all.clone();
+        self.eos.iter().for_each(|&id| others.set(id as usize, false));
+        Ok(TokenMask { mask: if others.num_set() > 0 { others } else { all } })
+    }
+
     /// Goes on behind a token of the answer.
     pub fn accept(&mut self, token: u32) -> Result<(), GuidanceError> {
         self.matcher.consume_token(token).map_err(refused)

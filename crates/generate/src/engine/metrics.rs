@@ -43,6 +43,4 @@ pub struct EngineMetrics {
     pub failed: usize,
     /// What speculation did.
     pub speculation: SpeculationStats,
-    /// Why the device could not be had again, if it could not.
-    pub last_fault: Option<String>,
 }

@@ -7,6 +7,7 @@
 mod complete;
 pub mod core;
 mod draft_governor;
+pub mod draft_model;
 mod engine_thread;
 pub mod events;
 pub mod guidance;
@@ -16,9 +17,10 @@ pub mod page_pool;
 mod page_store;
 mod paged_runner;
 pub mod prefix_cache;
+mod preparer;
 pub mod request;
 pub mod row;
-mod row_search;
+mod row_copies;
 pub mod runner;
 pub mod schedule;
 #[cfg(test)]

@@ -10,6 +10,12 @@ const DEFAULT_TOKENS_MAX: usize = 2048;
 const PREFILL_SHARE: f64 = 0.25;
 /// Events that a request may have waiting before it pauses.
 const EVENTS_MAX: usize = 256;
+/// Answers that may wait to be let in.
+const QUEUED_MAX: usize = 1 << 16;
+/// Pages that an engine may have: each is counted, whether it is written or not.
+const PAGES_MAX: usize = 1 << 24;
+/// Rows of a step that may be asked for.
+const ROWS_MAX: usize = 1 << 16;
 
 /// How an engine shares a device.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,8 +40,14 @@ pub struct EngineOptions {
     pub prefill_max: Option<usize>,
     /// Speculation.
     pub speculation: SpeculativeConfig,
+    /// Compile Programs ahead of need, on a thread of its own: for engines that live longer than a few requests.
+    pub prepares_programs: bool,
+    /// Propose in every step, whether that pays or not: for measurements and tests.
+    pub proposes_always: bool,
     /// Events that a request may have waiting before it pauses.
     pub events_max: usize,
+    /// Answers that may wait to be let in; requests beyond them are refused.
+    pub queued_max: usize,
     /// Check after every step what must hold between steps.
     pub checks_invariants: bool,
 }
@@ -56,7 +68,10 @@ impl EngineOptions {
             prefill_share,
             prefill_max: None,
             speculation,
+            prepares_programs: false,
+            proposes_always: false,
             events_max: EVENTS_MAX,
+            queued_max: QUEUED_MAX,
             checks_invariants: false,
         };
         match config.engine {
@@ -90,35 +105,39 @@ impl EngineOptions {
     /// The numbers that an engine works with, for a model of which a token takes so many bytes.
     pub fn limits(&self, context_length: usize, token_bytes: usize, chunk: usize) -> Result<EngineLimits, String> {
         let claims = [
-            (self.page_tokens > 0, "page_tokens of 1 or more"),
-            (self.rows_max > 0, "rows_max of 1 or more"),
+            (self.page_tokens > 0, "page_tokens (block_size) of 1 or more"),
+            (self.rows_max > 0 && self.rows_max <= ROWS_MAX, "rows_max (max_batch_size) of 1 to 65536"),
+            (self.pages.is_none_or(|pages| pages <= PAGES_MAX), "pages (num_blocks) of 16777216 at most"),
             (self.tokens_max > 0, "tokens_max of 1 or more"),
             (self.admitted_max != Some(0), "admitted_max of 1 or more"),
             (self.events_max > 0, "events_max of 1 or more"),
             (self.prefill_share > 0.0 && self.prefill_share <= 1.0, "prefill_share above 0 and up to 1"),
         ];
         if let Some((_, expected)) = claims.iter().find(|(holds, _)| !holds) {
-            return Err(format!("engine options: a {expected} was expected"));
+            return Err(format!("engine options: {expected} was expected"));
         }
-        let page_bytes = self.page_tokens * token_bytes;
+        // No row has more tokens than a context, so longer pages would be memory that nobody writes.
+        let page_tokens = self.page_tokens.min(context_length.max(1));
+        let page_bytes = page_tokens.saturating_mul(token_bytes);
         let by_bytes = self.kv_bytes_max.map(|bytes| bytes / page_bytes.max(1));
-        let whole_rows = self.rows_max * context_length.div_ceil(self.page_tokens);
-        let pages = self.pages.or(by_bytes).unwrap_or(whole_rows);
+        let whole_rows = self.rows_max.saturating_mul(context_length.div_ceil(page_tokens));
+        let pages = self.pages.or(by_bytes).unwrap_or(whole_rows).min(PAGES_MAX);
         if pages == 0 {
             return Err(format!("engine options: a page takes {page_bytes} bytes, and there is room for none"));
         }
         let prefill_max = self.prefill_max.unwrap_or(chunk).clamp(1, self.tokens_max.min(chunk.max(1)));
         Ok(EngineLimits {
-            page_tokens: self.page_tokens,
+            page_tokens,
             pages,
             rows_max: self.rows_max,
             tokens_max: self.tokens_max,
             admitted_max: self.admitted_max.unwrap_or(usize::MAX),
             prefill_min: ((self.tokens_max as f64 * self.prefill_share) as usize).clamp(1, prefill_max),
             prefill_max,
-            length_max: context_length.min(pages * self.page_tokens),
+            length_max: context_length.min(pages.saturating_mul(page_tokens)),
             prefix_caching: self.prefix_caching,
             events_max: self.events_max,
+            proposes_always: self.proposes_always,
         })
     }
 }
@@ -146,4 +165,51 @@ pub struct EngineLimits {
     pub prefix_caching: bool,
     /// Events that a request may have waiting before it pauses.
     pub events_max: usize,
+    /// Propose in every step, whether that pays or not.
+    pub proposes_always: bool,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    fn options() -> EngineOptions {
+        EngineOptions {
+            page_tokens: 16,
+            pages: None,
+            kv_bytes_max: None,
+            rows_max: 4,
+            tokens_max: 64,
+            admitted_max: None,
+            prefix_caching: false,
+            prefill_share: 0.25,
+            prefill_max: None,
+            speculation: SpeculativeConfig {
+                max_draft_tokens: 4,
+                ngram_size: 0,
+                ngram_chained_lookup: false,
+                min_adaptive_k: 0,
+                cooldown: false,
+            },
+            prepares_programs: false,
+            proposes_always: false,
+            events_max: 8,
+            queued_max: 8,
+            checks_invariants: false,
+        }
+    }
+
+    #[test]
+    fn numbers_beyond_all_bounds_are_refused_or_held_to_what_is_of_use() {
+        let limits = |options: EngineOptions| options.limits(512, 1 << 20, 128);
+        let refused = |options| limits(options).unwrap_err();
+        let many_pages = EngineOptions { pages: Some(usize::MAX), ..options() };
+        assert_eq!(refused(many_pages), "engine options: pages (num_blocks) of 16777216 at most was expected");
+        assert!(refused(EngineOptions { rows_max: usize::MAX, ..options() }).contains("max_batch_size"));
+        let long_pages = limits(EngineOptions { page_tokens: usize::MAX, ..options() }).unwrap();
+        assert_eq!((long_pages.page_tokens, long_pages.pages, long_pages.length_max), (512, 4, 512));
+        let many_bytes = EngineOptions { kv_bytes_max: Some(usize::MAX), tokens_max: usize::MAX, ..options() };
+        assert_eq!(limits(many_bytes).unwrap().length_max, 512);
+    }
 }

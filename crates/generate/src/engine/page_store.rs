@@ -1,7 +1,7 @@
 //! Keys and values of pages in the memory of the host. A page holds, for every layer, keys and then values of its tokens as
 //! [heads, tokens, size]. Memory of a page is taken when it is first written.
 
-use crate::kv_cache::{Half, LayerLayout, look_at};
+use crate::kv_cache::{Half, LayerLayout, NoMemory, look_at, zeros};
 
 use super::page_pool::PageId;
 
@@ -39,6 +39,27 @@ impl PageStore {
         });
         let parts = parts.collect();
         PageStore { page_tokens, page_bytes, parts, pages: Vec::new() }
+    }
+
+    /// Tokens of a page.
+    pub fn page_tokens(&self) -> usize {
+        self.page_tokens
+    }
+
+    /// Takes memory for the pages that new tokens of a row will lie in, so that writing them takes none.
+    pub fn reserve(&mut self, pages: &[PageId], start: usize, count: usize) -> Result<(), NoMemory> {
+        let words = self.page_bytes.div_ceil(size_of::<u64>());
+        let written = start / self.page_tokens..(start + count).div_ceil(self.page_tokens);
+        for page in pages.get(written).unwrap_or_default() {
+            let number = page.0 as usize;
+            if number >= self.pages.len() {
+                self.pages.resize(number + 1, None);
+            }
+            if self.pages[number].is_none() {
+                self.pages[number] = Some(zeros(words)?.into_boxed_slice());
+            }
+        }
+        Ok(())
     }
 
     /// Bytes that pages take.

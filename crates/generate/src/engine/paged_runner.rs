@@ -2,58 +2,62 @@
 //! lies a copy of the rows that run, in one piece each, which grows with every step and is made again from pages where it
 //! is missing. So rows that go on from step to step cost no copies of what they have cached.
 
-use crate::kv_cache::{Half, KvCache};
+use std::collections::BTreeMap;
+
+use crate::kv_cache::NoMemory;
 use crate::ladder::{Ladder, Ladders};
 use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
 use crate::step_buffers::StepBuffers;
 use crate::text_model::{StepError, StepOutputs, TextModel};
-use precast_session::SessionError;
 
+use super::draft_model::DraftModel;
 use super::page_store::PageStore;
+use super::preparer::Preparer;
 use super::row::RowId;
+use super::row_copies::{Held, RowCopies};
 use super::runner::{Scores, StepFault, StepRow, StepRunner};
-
-/// What lies in a slot of the copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Held {
-    row: RowId,
-    /// Tokens of the row from its first on.
-    tokens: usize,
-    /// The last run that used it.
-    used: u64,
-}
 
 /// Steps of an engine on a decoder.
 pub struct PagedRunner {
     model: TextModel,
     ladders: Ladders,
-    page_tokens: usize,
+    rows_max: usize,
+    /// Slots that copies have at most: one more than fits the widest Program, for a prompt that runs beside it.
+    slots_max: usize,
     store: PageStore,
-    copies: KvCache,
+    /// By class of capacity.
+    copies: BTreeMap<usize, RowCopies>,
     /// Of each Program that runs beside others.
     buffers: Vec<StepBuffers>,
-    held: Vec<Option<Held>>,
+    draft: Option<DraftModel>,
+    preparer: Option<Preparer>,
     runs: u64,
 }
+
+/// Runs after which copies that nobody used are let go.
+const IDLE_RUNS_MAX: u64 = 64;
 
 impl PagedRunner {
     /// A runner for steps of at most so many rows.
     pub fn new(model: &TextModel, page_tokens: usize, rows_max: usize) -> PagedRunner {
         let ladders = model.ladders().clone();
         let rows_max = rows_max.min(ladders.rows.largest());
-        // One more than fits the widest Program, for a prompt that runs beside it.
-        let slots = ladders.rows.at_least(rows_max).unwrap_or(rows_max) + 1;
-        let copies = KvCache::new(model.layers(), slots, ladders.capacity.sizes()[0]);
+        let slots_max = ladders.rows.at_least(rows_max).unwrap_or(rows_max) + 1;
         let store = PageStore::new(model.layers(), page_tokens);
-        let (buffers, held) = (Vec::new(), vec![None; slots]);
-        PagedRunner { model: model.clone(), ladders, page_tokens, store, copies, buffers, held, runs: 0 }
+        let draft = model.draft().map(|draft| DraftModel::new(draft, rows_max));
+        let (model, copies, buffers) = (model.clone(), BTreeMap::new(), Vec::new());
+        PagedRunner { model, ladders, rows_max, slots_max, store, copies, buffers, draft, preparer: None, runs: 0 }
+    }
+
+    /// Has Programs compiled ahead of need, on a thread of its own.
+    pub fn prepare_ahead(&mut self) {
+        self.preparer = Preparer::begin(&self.model, self.rows_max);
     }
 
     /// Runs groups of rows, each in one Program, and keeps what they give when all have run: all rows of a group have one new
     /// token, or few and scores behind each, or there is one. What each gives is in the order of its rows.
     fn run_groups(&mut self, groups: &[Vec<&StepRow<'_>>]) -> Result<Vec<Vec<Vec<Scores>>>, StepFault> {
         self.runs += 1;
-        self.fit_capacity(groups);
         let mut jobs: Vec<Job<'_>> = Vec::with_capacity(groups.len());
         for (number, rows) in groups.iter().enumerate() {
             let slots = self.place(rows);
@@ -66,10 +70,13 @@ impl PagedRunner {
         let runs: Vec<(&Job<'_>, &mut StepBuffers)> = jobs.iter().zip(&mut self.buffers).collect();
         let outputs = model.session().do_beside(runs, |(job, buffers)| {
             let tokens: Vec<&[u32]> = job.rows.iter().map(|row| row.tokens).collect();
-            model.run(&job.plan, &tokens, copies, buffers).map_err(fault)
+            model.run(&job.plan, &tokens, &copies[&job.class].cache, buffers).map_err(fault)
         });
         let outputs = outputs.into_iter().collect::<Result<Vec<StepOutputs>, StepFault>>()?;
         self.keep(&jobs);
+        if let Some(preparer) = &mut self.preparer {
+            jobs.iter().for_each(|job| preparer.look_ahead(&job.plan, &self.ladders));
+        }
         let mut scores: Vec<Vec<Vec<Scores>>> = groups.iter().map(|rows| vec![Vec::new(); rows.len()]).collect();
         for (job, outputs) in jobs.iter().zip(outputs) {
             for (&position, found) in job.positions.iter().zip(scores_of(&job.rows, &job.plan, outputs)) {
@@ -80,19 +87,38 @@ impl PagedRunner {
     }
 
     /// Rows of the Programs that a group runs on: many rows with one new token are divided, so that every thread has some.
-    fn parts_of(&self, rows: &[&StepRow<'_>]) -> Vec<usize> {
+    fn parts_of(&self, rows: &[&StepRow<'_>], slots: usize) -> Vec<usize> {
         let is_divided = rows.iter().all(|row| row.tokens.len() == 1);
         let threads = if is_divided { self.model.session().jobs_beside() } else { 1 };
-        divide_rows(rows.len(), threads, &self.ladders.rows, self.copies.slots())
+        divide_rows(rows.len(), threads, &self.ladders.rows, slots)
+    }
+
+    /// Puts the rows of a group into their copies; gives their slots.
+    fn place(&mut self, rows: &[&StepRow<'_>]) -> Vec<usize> {
+        let (Some(class), takes_any_slot) = (self.class_of_group(rows), self.takes_any_slot(rows.len())) else {
+            return Vec::new();
+        };
+        for (_, others) in self.copies.iter_mut().filter(|(other, _)| **other != class) {
+            rows.iter().for_each(|row| others.forget(row.row));
+        }
+        let Some(copies) = self.copies.get_mut(&class) else { return Vec::new() };
+        copies.place(rows, takes_any_slot, &self.store, self.runs)
+    }
+
+    /// The class of a group's rows, which all have the same.
+    fn class_of_group(&self, rows: &[&StepRow<'_>]) -> Option<usize> {
+        rows.first().map(|row| self.class_of(row))
     }
 
     /// What runs of a group whose rows lie in these slots: a Program for each part of it, in the order of the slots.
     fn jobs_of<'r>(&self, group: usize, rows: &[&'r StepRow<'r>], slots: &[usize]) -> Vec<Job<'r>> {
+        let Some(class) = self.class_of_group(rows) else { return Vec::new() };
+        let cache = &self.copies[&class].cache;
         let mut order: Vec<usize> = (0..rows.len()).collect();
         order.sort_by_key(|&position| slots[position]);
         let mut left = &order[..];
         let mut jobs = Vec::new();
-        for part in self.parts_of(rows) {
+        for part in self.parts_of(rows, cache.slots()) {
             let (positions, others) = left.split_at(part);
             left = others;
             let in_order: Vec<&StepRow<'_>> = positions.iter().map(|&position| rows[position]).collect();
@@ -107,55 +133,60 @@ impl PagedRunner {
             });
             let plan = StepPlan {
                 phase: if longest == 1 { Phase::Decode } else { Phase::Prefill },
-                shape: StepShape { rows: size, length, capacity: self.copies.capacity() },
+                shape: StepShape { rows: size, length, capacity: cache.capacity() },
                 rows: planned.collect(),
                 scores: if in_order.iter().any(|row| row.scored > 1) { PlanScores::All } else { PlanScores::Last },
             };
-            jobs.push(Job { group, positions: positions.to_vec(), rows: in_order, plan });
+            jobs.push(Job { group, class, positions: positions.to_vec(), rows: in_order, plan });
         }
         jobs
     }
 
-    /// Makes the copies as long as the longest row needs, and no longer than twice that.
-    fn fit_capacity(&mut self, groups: &[Vec<&StepRow<'_>>]) {
-        let ends = groups.iter().flatten().map(|row| row.cached + row.tokens.len());
-        let longest = ends.max().unwrap_or(1);
-        let kept = self.held.iter().flatten().map(|held| held.tokens).max().unwrap_or(0);
-        let capacity = |tokens: usize| self.ladders.capacity.at_least(tokens).unwrap_or(tokens);
-        let (needed, roomy) = (capacity(longest), capacity(longest.max(kept)));
-        if needed > self.copies.capacity() {
-            self.copies = self.copies.grown(self.copies.slots(), needed);
-        } else if roomy * 2 < self.copies.capacity() {
-            self.copies = KvCache::new(self.model.layers(), self.copies.slots(), roomy);
-            self.held.fill(None);
+    /// Makes the copies of each class as long and as many as its rows need, and lets go of those that nobody used lately.
+    fn fit_copies(&mut self, rows: &[StepRow<'_>]) -> Result<(), StepFault> {
+        let mut needed: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+        for row in rows {
+            let (count, capacity) = needed.entry(self.class_of(row)).or_default();
+            (*count, *capacity) = (*count + 1, self.capacity_of(row).max(*capacity));
         }
-    }
-
-    /// Gives each row a slot, so that the slots of all are successive ones, and puts its cached tokens there. Rows that lie
-    /// between the slots of the others already stay where they are.
-    fn place(&mut self, rows: &[&StepRow<'_>]) -> Vec<usize> {
-        let slots = match rows {
-            [row] if self.takes_any_slot(rows.len()) => vec![self.slot_of(row.row).unwrap_or_else(|| self.free_slot())],
-            _ => self.slots_side_by_side(rows),
-        };
-        for (&slot, row) in slots.iter().zip(rows) {
-            match self.slot_of(row.row) {
-                Some(from) if from == slot => {}
-                Some(from) => self.move_slot(from, slot),
-                None => self.held[slot] = None,
+        for (&class, &(count, capacity)) in &needed {
+            let slots = self.ladders.rows.at_least(count).unwrap_or(count).min(self.slots_max);
+            match self.copies.get_mut(&class) {
+                Some(copies) => copies.grow(slots, capacity).map_err(no_memory)?,
+                None => {
+                    let copies = RowCopies::new(self.model.layers(), slots, capacity).map_err(no_memory)?;
+                    self.copies.insert(class, copies);
+                }
             }
-            self.complete(slot, row);
         }
-        slots
+        let runs = self.runs;
+        self.copies.retain(|class, copies| needed.contains_key(class) || copies.used() + IDLE_RUNS_MAX >= runs);
+        Ok(())
     }
 
-    /// Groups that run beside one another: there is a slot for each of their rows, and only the first of them has its own.
-    fn waves(&self, groups: Vec<Vec<usize>>) -> Vec<Vec<Vec<usize>>> {
+    /// The capacity that a row needs by itself.
+    fn capacity_of(&self, row: &StepRow<'_>) -> usize {
+        let tokens = row.cached + row.tokens.len();
+        self.ladders.capacity.at_least(tokens).unwrap_or(tokens)
+    }
+
+    /// Which copies a row belongs to: those of two successive capacities.
+    fn class_of(&self, row: &StepRow<'_>) -> usize {
+        let capacity = self.capacity_of(row);
+        self.ladders.capacity.sizes().iter().filter(|&&size| size < capacity).count() / 2
+    }
+
+    /// Groups that run beside one another: there is a slot for each of their rows, and of those with the same copies only the
+    /// first has slots of its own.
+    fn waves(&self, groups: Vec<Vec<usize>>, rows: &[StepRow<'_>]) -> Vec<Vec<Vec<usize>>> {
+        let class_of = |group: &Vec<usize>| group.first().map(|&position| self.class_of(&rows[position]));
         let mut waves: Vec<Vec<Vec<usize>>> = Vec::new();
         for group in groups {
+            let class = class_of(&group);
+            let slots = class.and_then(|class| self.copies.get(&class)).map_or(0, |copies| copies.cache.slots());
             let fits = |wave: &&mut Vec<Vec<usize>>| {
-                let rows = wave.iter().map(Vec::len).sum::<usize>();
-                self.takes_any_slot(group.len()) && rows + group.len() <= self.held.len()
+                let beside = wave.iter().filter(|other| class_of(other) == class).map(Vec::len).sum::<usize>();
+                beside == 0 || (self.takes_any_slot(group.len()) && beside + group.len() <= slots)
             };
             match waves.last_mut().filter(fits) {
                 Some(wave) => wave.push(group),
@@ -168,61 +199,6 @@ impl PagedRunner {
     /// Whether a group of so many rows may lie in any slot: one row, where there are Programs of one.
     fn takes_any_slot(&self, rows: usize) -> bool {
         rows == 1 && self.ladders.rows.at_least(1) == Some(1)
-    }
-
-    /// Slots from the first on, one for each row. What else lies there is moved away where there is an empty slot.
-    fn slots_side_by_side(&mut self, rows: &[&StepRow<'_>]) -> Vec<usize> {
-        let count = rows.len();
-        let own: Vec<Option<usize>> =
-            rows.iter().map(|row| self.slot_of(row.row).filter(|&slot| slot < count)).collect();
-        let mut others: Vec<usize> = (0..count).filter(|slot| !own.contains(&Some(*slot))).collect();
-        for &slot in &others {
-            let empty = (count..self.held.len()).find(|&slot| self.held[slot].is_none());
-            if let (Some(_), Some(empty)) = (self.held[slot], empty) {
-                self.move_slot(slot, empty);
-            }
-        }
-        own.into_iter().map(|own| own.or_else(|| others.pop()).unwrap_or(0)).collect()
-    }
-
-    fn slot_of(&self, row: RowId) -> Option<usize> {
-        self.held.iter().position(|held| held.is_some_and(|held| held.row == row))
-    }
-
-    /// The first empty slot, so that a prompt lies behind the rows that it will run side by side with; else the one that was
-    /// used longest ago.
-    fn free_slot(&self) -> usize {
-        let empty = self.held.iter().position(Option::is_none);
-        let oldest = || (0..self.held.len()).min_by_key(|&slot| self.held[slot].map_or(0, |held| held.used));
-        empty.or_else(oldest).unwrap_or(0)
-    }
-
-    fn move_slot(&mut self, from: usize, to: usize) {
-        self.copies.copy_slot(from, to);
-        self.held[to] = self.held[from].take();
-    }
-
-    /// Makes a slot hold the cached tokens of a row, from pages as far as they are missing.
-    fn complete(&mut self, slot: usize, row: &StepRow<'_>) {
-        let known = self.held[slot].filter(|held| held.row == row.row).map_or(0, |held| held.tokens);
-        let is_there = known >= row.cached && self.copies.is_intact(slot, row.cached);
-        if !is_there {
-            self.copies.clear(slot);
-            for (number, &page) in row.pages.iter().enumerate() {
-                let start = number * self.page_tokens;
-                let valid = row.cached.saturating_sub(start).min(self.page_tokens);
-                if valid == 0 {
-                    break;
-                }
-                for layer in 0..self.model.layers().len() {
-                    for half in [Half::Keys, Half::Values] {
-                        let Some(bytes) = self.store.read(page, layer, half) else { continue };
-                        self.copies.write(layer, half, slot, start, bytes, valid);
-                    }
-                }
-            }
-        }
-        self.held[slot] = Some(Held { row: row.row, tokens: row.cached, used: self.runs });
     }
 
     /// Keeps keys and values of the new tokens in pages and copies: of many rows in both at the same time, since it waits for
@@ -241,9 +217,12 @@ impl PagedRunner {
             write_pages(&mut self.store, &self.buffers, jobs);
             write_copies(&mut self.copies, &self.buffers, jobs);
         }
-        for (row, planned) in jobs.iter().flat_map(|job| job.rows.iter().zip(&job.plan.rows)) {
-            let tokens = planned.cached + planned.valid;
-            self.held[planned.slot] = Some(Held { row: row.row, tokens, used: self.runs });
+        for job in jobs {
+            let Some(copies) = self.copies.get_mut(&job.class) else { continue };
+            for (row, planned) in job.rows.iter().zip(&job.plan.rows) {
+                let tokens = planned.cached + planned.valid;
+                copies.hold(planned.slot, Held { row: row.row, tokens, used: self.runs });
+            }
         }
     }
 }
@@ -252,6 +231,8 @@ impl PagedRunner {
 struct Job<'r> {
     /// Number of the group.
     group: usize,
+    /// Which copies its rows lie in.
+    class: usize,
     /// Places of the rows in the group.
     positions: Vec<usize>,
     rows: Vec<&'r StepRow<'r>>,
@@ -301,9 +282,10 @@ fn write_pages(store: &mut PageStore, buffers: &[StepBuffers], jobs: &[Job<'_>])
     }
 }
 
-/// As `write_pages`, into the slots of the copy.
-fn write_copies(copies: &mut KvCache, buffers: &[StepBuffers], jobs: &[Job<'_>]) {
-    for (Job { plan, .. }, buffers) in jobs.iter().zip(buffers) {
+/// As `write_pages`, into the slots of the copies.
+fn write_copies(copies: &mut BTreeMap<usize, RowCopies>, buffers: &[StepBuffers], jobs: &[Job<'_>]) {
+    for (Job { class, plan, .. }, buffers) in jobs.iter().zip(buffers) {
+        let Some(RowCopies { cache: copies, .. }) = copies.get_mut(class) else { continue };
         for (layer, half, bytes) in buffers.present() {
             if plan.shape.length == 1 {
                 let looks = plan.rows.iter().map(|planned| copies.look(layer, half, planned.slot, planned.cached));
@@ -327,7 +309,8 @@ impl StepRunner for PagedRunner {
     }
 
     fn kv_bytes(&self) -> usize {
-        self.store.bytes() + self.copies.bytes()
+        let copies: usize = self.copies.values().map(|copies| copies.cache.bytes()).sum();
+        self.store.bytes() + copies + self.draft.as_ref().map_or(0, DraftModel::kv_bytes)
     }
 
     fn is_divisible(&self) -> bool {
@@ -336,7 +319,12 @@ impl StepRunner for PagedRunner {
 
     fn run(&mut self, rows: &[StepRow<'_>]) -> Result<Vec<Vec<Scores>>, StepFault> {
         let mut scores: Vec<Vec<Scores>> = vec![Vec::new(); rows.len()];
-        for groups in self.waves(groups(rows, self.ladders.rows.largest(), self.ladders.length.largest())) {
+        self.fit_copies(rows)?;
+        for row in rows {
+            self.store.reserve(row.pages, row.cached, row.tokens.len()).map_err(no_memory)?;
+        }
+        let (rows_max, length_max) = (self.ladders.rows.largest(), self.ladders.length.largest());
+        for groups in self.waves(groups(rows, rows_max, length_max, |row| self.class_of(row)), rows) {
             let members = |group: &Vec<usize>| group.iter().map(|&position| &rows[position]).collect();
             let found = self.run_groups(&groups.iter().map(members).collect::<Vec<Vec<&StepRow<'_>>>>())?;
             for (&position, found) in groups.iter().flatten().zip(found.into_iter().flatten()) {
@@ -346,30 +334,56 @@ impl StepRunner for PagedRunner {
         Ok(scores)
     }
 
+    fn draft(&mut self) -> Option<&mut DraftModel> {
+        self.draft.as_mut()
+    }
+
     fn forget(&mut self, row: RowId) {
-        if let Some(slot) = self.slot_of(row) {
-            self.held[slot] = None;
-        }
+        self.copies.values_mut().for_each(|copies| copies.forget(row));
     }
 
     fn rebuild(&mut self) -> Result<(), StepFault> {
-        let slots = self.held.len();
-        *self = PagedRunner::new(&self.model, self.page_tokens, slots - 1);
+        // A Session whose device has failed runs nothing any more, so there is a new one or none.
+        let model = self.model.reopen().map_err(StepFault::DeviceLost)?;
+        let prepares = self.preparer.is_some();
+        *self = PagedRunner::new(&model, self.store.page_tokens(), self.rows_max);
+        if prepares {
+            self.prepare_ahead();
+        }
         Ok(())
     }
 }
 
-/// Which rows run in one Program: those with one new token, those whose scores are wanted behind several, each prompt alone.
-fn groups(rows: &[StepRow<'_>], rows_max: usize, length_max: usize) -> Vec<Vec<usize>> {
+/// Which rows run in one Program: of each class those with one new token, and those whose scores are wanted behind several;
+/// each prompt alone.
+fn groups(
+    rows: &[StepRow<'_>],
+    rows_max: usize,
+    length_max: usize,
+    class_of: impl Fn(&StepRow<'_>) -> usize,
+) -> Vec<Vec<usize>> {
     let is_single = |row: &StepRow<'_>| row.tokens.len() == 1 && row.cached > 0;
     let is_verified = |row: &StepRow<'_>| row.scored > 1 && row.tokens.len() <= length_max;
-    let of = |is_member: &dyn Fn(&StepRow<'_>) -> bool| -> Vec<usize> {
-        (0..rows.len()).filter(|&position| is_member(&rows[position])).collect()
+    let of = |is_member: &dyn Fn(&StepRow<'_>) -> bool| -> Vec<Vec<usize>> {
+        let mut members: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for position in (0..rows.len()).filter(|&position| is_member(&rows[position])) {
+            members.entry(class_of(&rows[position])).or_default().push(position);
+        }
+        members
+            .into_values()
+            .flat_map(|members| members.chunks(rows_max).map(<[usize]>::to_vec).collect::<Vec<_>>())
+            .collect()
     };
-    let mut groups: Vec<Vec<usize>> = of(&is_single).chunks(rows_max).map(<[usize]>::to_vec).collect();
-    groups.extend(of(&is_verified).chunks(rows_max).map(<[usize]>::to_vec));
-    groups.extend(of(&|row| !is_single(row) && !is_verified(row)).into_iter().map(|position| vec![position]));
+    let mut groups = of(&is_single);
+    groups.extend(of(&is_verified));
+    let prompts = of(&|row| !is_single(row) && !is_verified(row));
+    groups.extend(prompts.into_iter().flatten().map(|position| vec![position]));
     groups
+}
+
+/// A step that finds no memory may find it with fewer rows; a row that finds none alone fails.
+fn no_memory(error: NoMemory) -> StepFault {
+    StepFault::Retryable(error.to_string())
 }
 
 /// The scores that each row wants: those behind its last tokens.
@@ -392,9 +406,12 @@ fn scores_of(rows: &[&StepRow<'_>], plan: &StepPlan, outputs: StepOutputs) -> Ve
 
 /// What a failed step means for the engine.
 fn fault(error: StepError) -> StepFault {
-    match error {
-        StepError::Session(SessionError::DeviceLost(reason)) => StepFault::DeviceLost(reason),
-        error => StepFault::Retryable(error.to_string()),
+    match &error {
+        StepError::Session(session) => match session.lost_device() {
+            Some(reason) => StepFault::DeviceLost(reason.to_string()),
+            None => StepFault::Retryable(error.to_string()),
+        },
+        StepError::Tensor(_) | StepError::Memory(_) => StepFault::Retryable(error.to_string()),
     }
 }
 

@@ -89,7 +89,7 @@ impl RequestHandle {
 
     /// A request that was paused because nobody took its events goes on.
     fn taken(&self, event: Option<Event>) -> Option<Event> {
-        if self.events.is_empty() {
+        if event.is_some() && self.events.is_empty() {
             self.inbox.wake();
         }
         event

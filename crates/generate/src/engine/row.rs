@@ -5,9 +5,11 @@ use std::time::Instant;
 
 use precast_tensor::Digest;
 
+use crate::row_search::RowSearch;
+
+use super::draft_model::DraftAsk;
 use super::events::{EventQueue, Usage};
 use super::page_pool::PageId;
-use super::row_search::RowSearch;
 use super::speculation::Speculation;
 
 /// The number of a row. Rows that came earlier have lower ones.
@@ -51,6 +53,8 @@ pub struct Row {
     /// Whether its pending tokens are a prompt, or are run again; false when it decodes.
     pub(super) is_prompt: bool,
     pub(super) priority: u8,
+    /// The step in which its turn came.
+    pub(super) arrived: u64,
     /// The step in which it was last queued.
     pub(super) queued: u64,
     /// The last step that it took part in.
@@ -60,6 +64,8 @@ pub struct Row {
     /// Steps that failed with this row alone.
     pub(super) failures: usize,
     pub(super) is_told_of_wait: bool,
+    /// Whether it lost its place because its client took nothing.
+    pub(super) is_stalled: bool,
     /// Whether its pages stay when its turn has ended.
     pub(super) keeps_turn: bool,
     pub(super) deadline: Option<Instant>,
@@ -67,6 +73,8 @@ pub struct Row {
     pub(super) speculation: Speculation,
     /// Proposed tokens for the next step.
     pub(super) draft: Vec<u32>,
+    /// Whether they were looked up in the row itself.
+    pub(super) is_looked_up: bool,
     pub(super) usage: Usage,
     pub(super) events: Arc<EventQueue>,
     /// The row whose prompt this one shares, until that one has run it.
@@ -77,6 +85,22 @@ impl Row {
     /// Tokens that are not cached.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.cached
+    }
+
+    /// Tokens that may be proposed; the last token of a row never is, since its scores are not needed.
+    pub(super) fn draft_room(&self) -> usize {
+        self.search.room(self.tokens.len()).saturating_sub(1)
+    }
+
+    /// What a draft model is asked.
+    pub(super) fn draft_ask(&self) -> DraftAsk<'_> {
+        DraftAsk {
+            row: self.id,
+            tokens: &self.tokens,
+            is_generated: &self.is_generated,
+            search: &self.search,
+            width: self.speculation.width(self.draft_room()),
+        }
     }
 
     /// Whether it takes part in steps.

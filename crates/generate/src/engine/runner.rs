@@ -3,6 +3,7 @@
 
 pub use crate::step_buffers::Scores;
 
+use super::draft_model::DraftModel;
 use super::page_pool::PageId;
 use super::row::RowId;
 
@@ -47,9 +48,14 @@ pub trait StepRunner: Send {
     /// row the scores that are wanted. After a fault what was cached is as before.
     fn run(&mut self, rows: &[StepRow<'_>]) -> Result<Vec<Vec<Scores>>, StepFault>;
 
+    /// The model that proposes tokens, if there is one.
+    fn draft(&mut self) -> Option<&mut DraftModel> {
+        None
+    }
+
     /// Forgets what it knows of a row beside its pages: its tokens may change, or it has ended.
     fn forget(&mut self, row: RowId);
 
-    /// Begins anew after the device was lost: nothing is kept.
+    /// Begins anew after the device was lost: nothing is kept. After a fault it runs nothing any more.
     fn rebuild(&mut self) -> Result<(), StepFault>;
 }

@@ -3,9 +3,11 @@
 //!
 //! With a budget of T tokens and R rows: if a prompt waits, one row and `prefill_min` tokens are set aside for the oldest
 //! one. Rows that decode come first, the least recently stepped first, each with its pending token and what of its draft
-//! there is room for. Prompts get the rest, up to `prefill_max` tokens, first come first served. Hence with d rows that decode
-//! each steps at least every ceil(d / (R - 1)) steps, and the oldest prompt gets `prefill_min` tokens in every step. With
+//! there is room for. Prompts get the rest, up to `prefill_max` tokens, the highest class first and within it first come first
+//! served; the oldest prompt is the first in this order. Hence with d rows that decode each steps at least every ceil(d / (R - 1)) steps, and the oldest prompt gets `prefill_min` tokens in every step. With
 //! R = 1 the least recently stepped of both sides runs, so each waits for at most d other steps.
+
+use std::cmp::Reverse;
 
 use super::row::RowId;
 
@@ -15,7 +17,7 @@ const PROMPTS_MAX: usize = 4;
 /// A row that could run, as the scheduler sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// The row. Lower ones came earlier.
+    /// The row.
     pub row: RowId,
     /// Tokens that are not cached.
     pub pending: usize,
@@ -23,6 +25,10 @@ pub struct Candidate {
     pub drafted: usize,
     /// Whether the pending tokens are a prompt, or tokens that are run again.
     pub is_prompt: bool,
+    /// Its priority; prompts of higher ones come first.
+    pub class: u64,
+    /// When its turn came. Prompts that came earlier come first within a class.
+    pub arrived: u64,
     /// The last step that it took part in.
     pub stepped: u64,
 }
@@ -55,7 +61,7 @@ pub struct Share {
 pub fn share_step(candidates: &[Candidate], budget: StepBudget) -> Vec<Share> {
     let mut prompts: Vec<&Candidate> = candidates.iter().filter(|candidate| candidate.is_prompt).collect();
     let mut decoding: Vec<&Candidate> = candidates.iter().filter(|candidate| !candidate.is_prompt).collect();
-    prompts.sort_by_key(|candidate| candidate.row);
+    prompts.sort_by_key(|candidate| (Reverse(candidate.class), candidate.arrived, candidate.row));
     decoding.sort_by_key(|candidate| (candidate.stepped, candidate.row));
     if budget.rows == 1 {
         keep_the_side_that_waited_longer(&mut prompts, &mut decoding);
@@ -126,7 +132,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn candidate(row: u64, pending: usize, is_prompt: bool, stepped: u64) -> Candidate {
-        Candidate { row: RowId(row), pending, drafted: 0, is_prompt, stepped }
+        Candidate { row: RowId(row), pending, drafted: 0, is_prompt, class: 0, arrived: 0, stepped }
     }
 
     fn shares(candidates: &[Candidate], budget: StepBudget) -> Vec<(u64, usize)> {
@@ -143,6 +149,13 @@ mod tests {
         assert_eq!(shares(&full[..6], BUDGET), [(1, 1), (2, 1), (3, 1), (4, 1)]);
         let prompts = [candidate(9, 3, true, 0), candidate(8, 2, true, 0), candidate(10, 9, true, 0)];
         assert_eq!(shares(&prompts, BUDGET), [(8, 2), (9, 3), (10, 3)]);
+    }
+
+    #[test]
+    fn prompts_of_a_higher_class_come_first_and_then_those_that_came_first() {
+        let prompt = |row, class, arrived| Candidate { class, arrived, ..candidate(row, 5, true, 0) };
+        let prompts = [prompt(1, 0, 7), prompt(2, 0, 3), prompt(3, 1, 9)];
+        assert_eq!(shares(&prompts, BUDGET), [(3, 5), (2, 3)]);
     }
 
     #[test]

@@ -3,22 +3,22 @@
 //! against rows that are alone in the world.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::core::{EngineCore, StepOutcome};
+use super::core::{EngineCore, StepOutcome, Told};
 use super::events::{Event, EventQueue, Usage};
 use super::options::EngineLimits;
 use super::page_pool::PageId;
 use super::prefix_cache::chain_root;
 use super::row::{Row, RowId, RowState};
-use super::row_search::{RowSearch, SearchOptions};
 use super::runner::{Scores, StepFault, StepRow, StepRunner};
 use super::speculation::Speculation;
 use crate::config::{SearchConfig, SpeculativeConfig};
+use crate::row_search::{RowSearch, SearchOptions};
 use crate::search::{FinishReason, GeneratorParams};
 
 const VOCABULARY: usize = 12;
@@ -53,6 +53,8 @@ struct Wishes {
     /// Steps, counted from now, that fail.
     faults: Vec<(usize, StepFault)>,
     runs: usize,
+    /// Whether a device that was lost is not to be had again.
+    is_gone: bool,
     /// The most rows and tokens of a step so far.
     largest: (usize, usize),
 }
@@ -122,7 +124,10 @@ impl StepRunner for FakeRunner {
 
     fn rebuild(&mut self) -> Result<(), StepFault> {
         self.pages.clear();
-        Ok(())
+        match self.wishes.lock().unwrap().is_gone {
+            true => Err(StepFault::DeviceLost("gone for good".to_string())),
+            false => Ok(()),
+        }
     }
 }
 
@@ -158,31 +163,72 @@ struct Load {
     /// The step before which it is cancelled.
     cancelled: Option<usize>,
     priority: u8,
+    /// What is done when a turn has ended, one after another.
+    moves: Vec<Move>,
 }
 
-fn search_options(load: &Load, length_max: usize) -> SearchOptions {
+/// What is done with a row whose turn has ended.
+#[derive(Clone, Debug)]
+enum Move {
+    Continue(Vec<u32>),
+    Rewind,
+}
+
+fn search_options(load: &Load, length_max: usize) -> Arc<SearchOptions> {
     let (seed, eos) = (load.seed.unwrap_or(0), vec![EOS]);
     let params = params(load.max_new_tokens, load.seed);
-    SearchOptions { params, seed, eos, length_max, tokenizer: None, guide: None }
+    Arc::new(SearchOptions { params, seed, eos, length_max, tokenizer: None, guide: None })
 }
 
-/// What the row says when it is alone.
-fn alone(load: &Load, length_max: usize) -> (Vec<u32>, FinishReason) {
-    let mut search = RowSearch::new(search_options(load, length_max), 0).unwrap();
+/// A turn: tokens that were told, and how it ended.
+type Turn = (Vec<u32>, Option<FinishReason>);
+
+/// What the row says when it is alone, turn by turn.
+fn turns_alone(load: &Load, length_max: usize) -> Vec<Turn> {
+    let mut search = RowSearch::new(search_options(load, length_max), 0, 0).unwrap();
     let mut tokens = load.prompt.clone();
     let mut is_generated = vec![false; tokens.len()];
+    let mut begins = vec![0];
+    let mut turns = vec![turn_alone(&mut search, &mut tokens, &mut is_generated)];
+    for next in &load.moves {
+        match next {
+            Move::Rewind => {
+                let Some(length) = begins.pop() else { continue };
+                tokens.truncate(length);
+                is_generated.truncate(length);
+            }
+            Move::Continue(new) if tokens.len() + new.len() < length_max => {
+                begins.push(tokens.len());
+                tokens.extend(new);
+                is_generated.resize(tokens.len(), false);
+                search.begin_turn();
+                turns.push(turn_alone(&mut search, &mut tokens, &mut is_generated));
+            }
+            Move::Continue(_) => {}
+        }
+    }
+    turns
+}
+
+fn turn_alone(search: &mut RowSearch, tokens: &mut Vec<u32>, is_generated: &mut Vec<bool>) -> Turn {
     let mut told = Vec::new();
     loop {
-        let chosen = search.choose(&scores_behind(&tokens), &tokens, &is_generated).unwrap();
+        let chosen = search.choose(&scores_behind(tokens), tokens, is_generated).unwrap();
         told.push(chosen.id);
         if chosen.is_kept {
             tokens.push(chosen.id);
             is_generated.push(true);
         }
-        if let Some(reason) = chosen.finish {
-            return (told, reason);
+        if chosen.finish.is_some() {
+            return (told, chosen.finish);
         }
     }
+}
+
+/// What the row says when it is alone, in its only turn.
+fn alone(load: &Load, length_max: usize) -> (Vec<u32>, FinishReason) {
+    let (told, reason) = turns_alone(load, length_max).remove(0);
+    (told, reason.unwrap())
 }
 
 struct Simulation {
@@ -191,6 +237,8 @@ struct Simulation {
     limits: EngineLimits,
     speculation: SpeculativeConfig,
     queues: BTreeMap<RowId, Arc<EventQueue>>,
+    /// What is still to be done with rows whose turns end.
+    moves: BTreeMap<RowId, VecDeque<Move>>,
 }
 
 const PLAIN: SpeculativeConfig = SpeculativeConfig {
@@ -211,12 +259,13 @@ impl Simulation {
             is_divisible: true,
         };
         let core = EngineCore::new(Box::new(runner), limits.clone());
-        Simulation { core, wishes, limits, speculation, queues: BTreeMap::new() }
+        Simulation { core, wishes, limits, speculation, queues: BTreeMap::new(), moves: BTreeMap::new() }
     }
 
     fn add(&mut self, id: u64, load: &Load) {
         let events = EventQueue::new(1);
         self.queues.insert(RowId(id), events.clone());
+        self.moves.insert(RowId(id), load.moves.clone().into());
         self.core.add(Row {
             id: RowId(id),
             answer: 0,
@@ -231,16 +280,19 @@ impl Simulation {
             state: RowState::Queued,
             is_prompt: true,
             priority: load.priority,
+            arrived: 0,
             queued: 0,
             stepped: 0,
             ready: 0,
             failures: 0,
             is_told_of_wait: false,
-            keeps_turn: false,
+            is_stalled: false,
+            keeps_turn: !load.moves.is_empty(),
             deadline: None,
-            search: RowSearch::new(search_options(load, self.limits.length_max), 0).unwrap(),
+            search: RowSearch::new(search_options(load, self.limits.length_max), 0, 0).unwrap(),
             speculation: Speculation::new(&self.speculation),
             draft: Vec::new(),
+            is_looked_up: false,
             usage: Usage { prompt_tokens: load.prompt.len(), ..Usage::default() },
             events,
             waits_for: None,
@@ -252,7 +304,25 @@ impl Simulation {
         self.core.check_invariants().unwrap();
         let largest = self.wishes.lock().unwrap().largest;
         assert!(largest.0 <= self.limits.rows_max && largest.1 <= self.limits.tokens_max, "{largest:?}");
+        self.make_moves();
         outcome
+    }
+
+    /// Goes on with rows whose turn has ended, or takes it back; rows with nothing more to do are let go.
+    fn make_moves(&mut self) {
+        for (&id, moves) in &mut self.moves {
+            while self.core.is_parked(id) {
+                match moves.pop_front() {
+                    Some(Move::Continue(tokens)) => drop(self.core.continue_turn(id, &tokens)),
+                    Some(Move::Rewind) => assert!(self.core.rewind_turn(id) || self.core.tokens(id).is_some()),
+                    None => {
+                        self.queues[&id].cancel();
+                        break;
+                    }
+                }
+                self.core.check_invariants().unwrap();
+            }
+        }
     }
 
     /// Steps until nothing is open.
@@ -264,22 +334,34 @@ impl Simulation {
             steps += 1;
             assert!(steps < 100_000, "rows do not come to an end");
         }
+        // Turns that nobody goes on with are let go by the step behind them.
+        self.step();
         steps
     }
 
-    /// Tokens that were told of a row, and how it ended.
-    fn told(&self, id: u64) -> (Vec<u32>, Option<FinishReason>) {
-        let (mut tokens, mut reason) = (Vec::new(), None);
+    /// What was told of a row, turn by turn.
+    fn turns(&self, id: u64) -> Vec<Turn> {
+        let mut turns: Vec<Turn> = Vec::new();
         while let Some(event) = self.queues[&RowId(id)].next(Some(Duration::ZERO)) {
-            assert_eq!(reason, None, "nothing comes behind the end");
+            if turns.last().is_none_or(|(_, reason)| reason.is_some()) {
+                turns.push((Vec::new(), None));
+            }
+            let (tokens, reason) = turns.last_mut().unwrap();
             match event {
                 Event::Token(token) => tokens.push(token.id),
-                Event::Finished { reason: found, .. } => reason = Some(found),
+                Event::Finished { reason: found, .. } => *reason = Some(found),
                 Event::Blocked => {}
                 Event::Failed { message, .. } => panic!("row {id} failed: {message}"),
             }
         }
-        (tokens, reason)
+        turns
+    }
+
+    /// Tokens that were told of a row in its only turn, and how it ended.
+    fn told(&self, id: u64) -> Turn {
+        let mut turns = self.turns(id);
+        assert!(turns.len() <= 1, "nothing comes behind the end");
+        turns.pop().unwrap_or_default()
     }
 
     /// Every page is free, or only the prefix cache holds it.
@@ -302,6 +384,7 @@ fn limits(page_tokens: usize, pages: usize) -> EngineLimits {
         length_max: page_tokens * pages,
         prefix_caching: false,
         events_max: 1 << 20,
+        proposes_always: false,
     }
 }
 
@@ -313,16 +396,25 @@ fn load() -> impl Strategy<Value = Load> {
         prompt
     });
     let seed = prop::option::of(0u64..1000);
-    (prompt, 1usize..24, seed, 0usize..30, prop::option::weighted(0.2, 0usize..60), 0u8..3).prop_map(
-        |(prompt, max_new_tokens, seed, arrives, cancelled, priority)| Load {
+    let cancelled = prop::option::weighted(0.2, 0usize..60);
+    (prompt, 1usize..24, seed, 0usize..30, cancelled, 0u8..3, moves()).prop_map(
+        |(prompt, max_new_tokens, seed, arrives, cancelled, priority, moves)| Load {
             prompt,
             max_new_tokens,
             seed,
             arrives,
             cancelled,
             priority,
+            moves,
         },
     )
+}
+
+/// Turns that go on, and turns that are taken back, of some rows.
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let go_on = prop::collection::vec(1u32..5, 1..6).prop_map(Move::Continue);
+    let some = prop::collection::vec(prop_oneof![2 => go_on, 1 => Just(Move::Rewind)], 1..6);
+    prop_oneof![3 => Just(Vec::new()), 1 => some]
 }
 
 fn any_limits() -> impl Strategy<Value = EngineLimits> {
@@ -383,18 +475,21 @@ proptest! {
         simulation.finish();
         simulation.assert_all_pages_are_back();
         for (id, load) in loads.iter().enumerate() {
-            let (tokens, reason) = simulation.told(id as u64);
-            let (expected, expected_reason) = alone(load, limits.length_max);
-            match reason {
-                Some(FinishReason::Cancelled) => prop_assert!(expected.starts_with(&tokens)),
-                reason => prop_assert_eq!((tokens, reason), (expected, Some(expected_reason))),
+            let (mut turns, expected) = (simulation.turns(id as u64), turns_alone(load, limits.length_max));
+            if let Some((tokens, _)) = turns.pop_if(|(_, reason)| *reason == Some(FinishReason::Cancelled)) {
+                prop_assert!(expected[turns.len()].0.starts_with(&tokens));
+            }
+            match load.cancelled {
+                Some(_) => prop_assert!(expected.starts_with(&turns)),
+                None => prop_assert_eq!(turns, expected),
             }
         }
     }
 }
 
 fn a_load(prompt: &[u32], max_new_tokens: usize) -> Load {
-    Load { prompt: prompt.to_vec(), max_new_tokens, seed: None, arrives: 0, cancelled: None, priority: 0 }
+    let (seed, arrives, cancelled, priority, moves) = (None, 0, None, 0, Vec::new());
+    Load { prompt: prompt.to_vec(), max_new_tokens, seed, arrives, cancelled, priority, moves }
 }
 
 /// A load of several rows that share, wait and are preempted.
@@ -438,6 +533,25 @@ fn a_step_that_fails_at_any_time_leaves_everything_as_it_was() {
             assert_eq!(simulation.told(id as u64), (expected, Some(reason)), "row {id}, failing at {failing}");
         }
     }
+}
+
+#[test]
+fn a_page_that_others_may_find_is_not_written_again_after_a_turn_is_taken_back() {
+    let limits = EngineLimits { prefix_caching: true, ..limits(4, 60) };
+    let first = Load { moves: Vec::new(), ..a_load(&[1, 2, 3, 1, 2, 3], 5) };
+    let said = [&first.prompt[..], &alone(&first, limits.length_max).0].concat();
+    assert_eq!(said.len() % 4, 3, "one more token fills a page");
+    let taken_back = Load { moves: vec![Move::Continue(vec![1]), Move::Rewind, Move::Continue(vec![4])], ..first };
+    let mut simulation = Simulation::new(limits.clone(), PLAIN);
+    simulation.add(0, &taken_back);
+    simulation.finish();
+    assert_eq!(simulation.turns(0), turns_alone(&taken_back, limits.length_max));
+    // It finds the page of the turn that was taken back.
+    let other = a_load(&[&said[..], &[1, 1]].concat(), 9);
+    simulation.add(1, &other);
+    simulation.finish();
+    assert_eq!(simulation.told(1).0, alone(&other, limits.length_max).0);
+    assert!(simulation.core.metrics().prefix_hit_tokens >= 12);
 }
 
 #[test]
@@ -495,6 +609,68 @@ fn a_lost_device_fails_what_is_open_and_the_next_request_is_answered() {
 }
 
 #[test]
+fn a_device_that_cannot_be_had_again_stops_the_engine() {
+    let mut simulation = Simulation::new(limits(4, 60), PLAIN);
+    simulation.add(0, &a_load(&[1, 2, 3], 12));
+    let mut wishes = simulation.wishes.lock().unwrap();
+    wishes.faults.push((1, StepFault::DeviceLost("gone".to_string())));
+    wishes.is_gone = true;
+    drop(wishes);
+    let outcome = simulation.step();
+    assert_eq!(outcome, StepOutcome::Stopped("the device has failed: gone for good".to_string()));
+    assert_eq!(simulation.core.metrics().failed, 1);
+}
+
+#[test]
+fn clients_that_take_nothing_keep_nobody_waiting() {
+    let few_places = EngineLimits { admitted_max: 4, ..limits(4, 60) };
+    let few_pages = limits(4, 16);
+    for limits in [few_places, few_pages] {
+        let limits = EngineLimits { events_max: 3, ..limits };
+        let mut simulation = Simulation::new(limits.clone(), PLAIN);
+        let loads: Vec<Load> = (1..6).map(|token| a_load(&[token; 9], 8)).collect();
+        loads[..4].iter().enumerate().for_each(|(id, load)| simulation.add(id as u64, load));
+        (0..40).for_each(|_| drop(simulation.step()));
+        simulation.add(4, &loads[4]);
+        let mut told: Vec<Turn> = vec![Turn::default(); loads.len()];
+        let mut read = |simulation: &Simulation, id: usize| {
+            let (tokens, reason) = simulation.told(id as u64);
+            told[id].0.extend(tokens);
+            told[id].1 = reason.or(told[id].1);
+            told[id].1.is_some()
+        };
+        let steps = (0..200).find(|_| {
+            simulation.step();
+            read(&simulation, 4)
+        });
+        assert!(steps.is_some(), "a client that reads waits for those that do not");
+        // The others lost nothing.
+        for _ in 0..200 {
+            simulation.step();
+            (0..4).for_each(|id| _ = read(&simulation, id));
+        }
+        for (load, told) in loads.iter().zip(told) {
+            let (tokens, reason) = alone(load, limits.length_max);
+            assert_eq!(told, (tokens, Some(reason)));
+        }
+        simulation.assert_all_pages_are_back();
+    }
+}
+
+#[test]
+fn a_panic_in_one_row_leaves_no_client_of_an_ended_one_without_an_end() {
+    let queue = EventQueue::new(1);
+    let ended = Event::Finished { answer: 0, reason: FinishReason::Eos, usage: Usage::default() };
+    let told = Told(vec![(queue.clone(), vec![ended.clone()])]);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _told = told;
+        panic!("a later row of the step");
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(queue.next(Some(Duration::ZERO)), Some(ended));
+}
+
+#[test]
 fn defect_27_endless_decoders_and_long_prompts_starve_nobody() {
     const DECODERS: u64 = 64;
     const PROMPT: usize = 8192;
@@ -539,6 +715,64 @@ fn defect_27_endless_decoders_and_long_prompts_starve_nobody() {
         }
     }
     assert_eq!((arrived, done), (4, 4));
+}
+
+#[test]
+fn long_prompts_that_overlap_each_advance_when_they_are_oldest() {
+    const DECODERS: u64 = 24;
+    const PROMPTS: u64 = 6;
+    const PROMPT: usize = 2048;
+    let limits = EngineLimits {
+        rows_max: 9,
+        tokens_max: 256,
+        prefill_min: 64,
+        prefill_max: 128,
+        length_max: 1 << 16,
+        ..limits(64, 4096)
+    };
+    let mut simulation = Simulation::new(limits.clone(), PLAIN);
+    let endless = Load { max_new_tokens: usize::MAX, seed: Some(1), ..a_load(&[5], 1) };
+    (0..DECODERS).for_each(|id| simulation.add(id, &endless));
+    (0..40).for_each(|_| drop(simulation.step()));
+    for id in 0..PROMPTS {
+        simulation.add(1000 + id, &a_load(&vec![3; PROMPT + id as usize], 1));
+    }
+    let open = |simulation: &Simulation| -> Vec<u64> {
+        (0..PROMPTS).filter(|id| simulation.core.tokens(RowId(1000 + id)).is_some()).collect()
+    };
+    let bound = (DECODERS as usize).div_ceil(limits.rows_max - 1);
+    let (mut seen, mut gaps) = (vec![0; DECODERS as usize], vec![0; DECODERS as usize]);
+    let mut steps_as_oldest = 0;
+    let mut left = open(&simulation);
+    while !left.is_empty() {
+        simulation.step();
+        steps_as_oldest += 1;
+        for id in 0..DECODERS as usize {
+            let told = simulation.queues[&RowId(id as u64)].len();
+            gaps[id] = if told > seen[id] { 0 } else { gaps[id] + 1 };
+            seen[id] = told;
+            let is_open = simulation.core.tokens(RowId(id as u64)).is_some();
+            assert!(!is_open || gaps[id] <= bound, "row {id} did not step for {} steps", gaps[id]);
+        }
+        let now = open(&simulation);
+        if now.first() != left.first() {
+            assert!(steps_as_oldest <= (PROMPT + 9).div_ceil(limits.prefill_min), "{steps_as_oldest} steps");
+            assert!(now.is_sorted() && left.ends_with(&now), "those that came first end first");
+            steps_as_oldest = 0;
+        }
+        left = now;
+    }
+}
+
+#[test]
+fn a_high_priority_overtakes_a_prompt_that_has_begun() {
+    let mut simulation = Simulation::new(limits(4, 60), PLAIN);
+    simulation.add(0, &a_load(&[1; 80], 2));
+    simulation.step();
+    simulation.add(1, &Load { priority: 1, ..a_load(&[2; 24], 2) });
+    (0..4).for_each(|_| drop(simulation.step()));
+    assert!(!simulation.told(1).0.is_empty(), "the prompt of a higher class waits");
+    assert!(simulation.told(0).0.is_empty());
 }
 
 #[test]

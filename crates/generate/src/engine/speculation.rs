@@ -1,12 +1,12 @@
-//! Proposals for the next tokens of a row, looked up in what it said before. Proposals are verified by the model, so they
-//! change speed and nothing else.
+//! How many tokens of a row are proposed, and proposals that are looked up in what it said before. Proposals are verified by
+//! the model, so they change speed and nothing else.
 
 use std::collections::VecDeque;
 
 use crate::config::SpeculativeConfig;
 
 /// Most tokens that an adaptive width proposes.
-const WIDTH_MAX: usize = 16;
+pub(super) const WIDTH_MAX: usize = 16;
 /// Rounds that an adaptive width looks back on.
 const ROUNDS: usize = 8;
 /// Share of accepted tokens from which on an adaptive width grows.
@@ -29,15 +29,18 @@ pub struct SpeculationStats {
     pub corrections: usize,
     /// Rounds in which all was right, so that one more token was had.
     pub bonus: usize,
+    /// Rounds whose proposals were looked up in the row itself.
+    pub lookup_hits: usize,
 }
 
 impl SpeculationStats {
     /// Counts a step of one row in which so many tokens were proposed and so many of them right.
-    pub fn count_round(&mut self, proposed: usize, accepted: usize) {
+    pub fn count_round(&mut self, proposed: usize, accepted: usize, is_looked_up: bool) {
         if proposed == 0 {
             return;
         }
         self.rounds += 1;
+        self.lookup_hits += usize::from(is_looked_up);
         self.proposed += proposed;
         self.accepted += accepted;
         match accepted == proposed {
@@ -64,12 +67,17 @@ impl Speculation {
         Speculation { config: config.clone(), width, recent: VecDeque::new(), empty_rounds: 0 }
     }
 
+    /// Tokens to propose in the next step, at most `room`.
+    pub fn width(&self, room: usize) -> usize {
+        if self.is_cooling() { 0 } else { self.width.min(room) }
+    }
+
     /// Tokens that may follow, at most `room`; none where nothing was found.
     pub fn propose(&self, tokens: &[u32], room: usize) -> Vec<u32> {
-        if self.config.ngram_size < 2 || self.is_cooling() {
+        let wanted = self.width(room);
+        if self.config.ngram_size < 2 || wanted == 0 {
             return Vec::new();
         }
-        let wanted = self.width.min(room);
         let mut proposed = look_up(tokens, self.config.ngram_size, wanted);
         while self.config.ngram_chained_lookup && !proposed.is_empty() && proposed.len() < wanted {
             let imagined = [tokens, &proposed].concat();
