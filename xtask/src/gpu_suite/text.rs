@@ -16,7 +16,7 @@ use crate::measure::median;
 use crate::paths;
 
 /// Files of cases.
-const CASES: [&str; 3] = ["golden.json", "edge_cases.json", "own_cases.json"];
+const CASES: [&str; 4] = ["golden.json", "edge_cases.json", "own_cases.json", "family_cases.json"];
 /// Name of the measured model.
 const LLAMA: &str = "llama_1b_bf16";
 /// Tokens before the first that is measured.
