@@ -11,7 +11,9 @@ use precast_ir::graph::{GraphCopy, Provenance};
 use precast_ir::op::{AppendToCache, ArgFn, ArgReduce, Concat, GatherElements, Reshape, Slice};
 use precast_ir::{Graph, Op, ValueId};
 use precast_onnx::ImportOptions;
-use precast_passes::{CANONICAL, Grade, PassOptions, explain, gather_rows, pad_verdict, remove_dead, run_passes};
+use precast_passes::{
+    CANONICAL, Grade, PassOptions, explain, gather_rows, pad_verdict, remove_dead, run_passes, widen_floats,
+};
 use precast_tensor::{DType, Dim, Symbol, Type};
 
 use crate::error::Error;
@@ -31,6 +33,9 @@ const INDEX_INPUT: &str = "precast.logits_index";
 const SCORED: &str = "scored";
 /// The input that says how many new tokens of each row count.
 const NEW_TOKENS_INPUT: &str = "precast.new_tokens";
+/// Element types of attention behind a cache that there are kernels for, so that each is one node: on machines that widen
+/// floats those of f32.
+const ATTENTION: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 /// The output that is the token of the largest score, and the one that is this score.
 const BEST_OUTPUTS: [&str; 2] = ["precast.best", "precast.best_score"];
 
@@ -58,8 +63,8 @@ pub(crate) struct DecoderPart {
 
 /// What a target and its device can do for a decoder.
 pub(crate) struct DecoderMachine {
-    /// Element types of attentions that it has a kernel for, so that each is one node.
-    pub(crate) keeps_attention: Vec<DType>,
+    /// Whether 16-bit floats, those of caches too, are held in f32: the machine has no kernels for them.
+    pub(crate) widens_floats: bool,
     /// Whether the device keeps caches.
     pub(crate) keeps_caches: bool,
 }
@@ -82,10 +87,15 @@ pub(crate) fn decoder_graph(
         })
         .collect();
     let roles = bind_roles(decoder, &ports, &model.outputs())?;
-    let layers = layer_layouts(model, decoder, &roles, &ports)?;
-    let keeps_attention = machine.keeps_attention;
-    let options = ImportOptions { keeps_attention, ..import_options(&roles, &layers) };
-    let imported = model.graph(&options)?.graph;
+    let mut layers = layer_layouts(model, decoder, &roles, &ports)?;
+    let options = import_options(&roles, &layers);
+    let mut imported = model.graph(&options)?.graph;
+    if machine.widens_floats {
+        imported = widen_floats(&imported)?;
+        for layer in layers.iter_mut().filter(|layer| ATTENTION.contains(&layer.dtype)) {
+            layer.dtype = DType::F32;
+        }
+    }
     let split = split_caches(&imported, &roles)?;
     let split = with_new_tokens_alone(&split, &roles)?;
     let vocabulary = vocabulary_of(&split, &roles, config)?;
@@ -329,7 +339,7 @@ fn check_window(decoder: &DecoderConfig, layer: usize, found: Option<usize>) -> 
 
 fn import_options(roles: &Roles, layers: &[LayerLayout]) -> ImportOptions {
     let (rows, length) = (Dim::symbol(ROWS), Dim::symbol(LENGTH));
-    let mut options = ImportOptions::default();
+    let mut options = ImportOptions { keeps_attention: ATTENTION.to_vec(), ..ImportOptions::default() };
     for name in std::iter::once(&roles.input_ids).chain(&roles.position_ids) {
         options.shapes.insert(name.clone(), vec![rows.clone(), length.clone()]);
     }

@@ -15,8 +15,6 @@ use precast_passes::ActivationPrecision;
 use precast_program::{Device, Target};
 use precast_session::{Interface, OnMiss, OnMissChain, Session, SessionOptions, Startup};
 
-use precast_tensor::DType;
-
 use crate::decoder_graph::{DecoderMachine, DecoderPart, decoder_graph};
 use crate::device_name::{DeviceKind, DeviceName, resolve_device_with_notice};
 use crate::error::Error;
@@ -217,10 +215,7 @@ fn open_decoder(
     notices: &mut Vec<String>,
 ) -> Result<TextModel, Error> {
     let is_cpu = runner.device.kind == DeviceKind::Cpu;
-    let machine = match is_cpu {
-        true => DecoderMachine { keeps_attention: vec![DType::F32], keeps_caches: false },
-        false => DecoderMachine { keeps_attention: vec![DType::F32, DType::F16, DType::BF16], keeps_caches: true },
-    };
+    let machine = DecoderMachine { widens_floats: is_cpu, keeps_caches: !is_cpu };
     let decoder = decoder_graph(model, &config, &runner.passes, machine)?;
     let mut session = SessionOptions {
         on_miss: on_miss(&config)?,
