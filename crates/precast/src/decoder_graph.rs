@@ -98,12 +98,13 @@ pub(crate) fn decoder_graph(
     }
     let split = split_caches(&imported, &roles)?;
     let split = with_new_tokens_alone(&split, &roles)?;
+    let names = PortNames::of(&roles);
+    let split = names.without_others(&split)?;
     let vocabulary = vocabulary_of(&split, &roles, config)?;
     let gathered = gather_rows(&split, &roles.logits, INDEX_INPUT, Dim::symbol(SCORED))?;
     let canonical = run_passes(&gathered, CANONICAL, passes)?;
     imported.release_pages();
     let graph = without_unread_inputs(&canonical)?;
-    let names = PortNames::of(&roles);
     let headless = names.part(without_outputs(&graph, &[&roles.logits])?)?;
     let resident = match machine.keeps_caches {
         true => Some(resident_parts(&canonical, &roles)?),
@@ -258,6 +259,13 @@ impl PortNames {
         let best = BEST_OUTPUTS.map(str::to_string).into_iter().zip([OutputRole::Best, OutputRole::BestScore]);
         outputs.extend(best);
         PortNames { inputs, outputs }
+    }
+
+    /// The Graph without outputs that generation has no use for, such as hidden states.
+    fn without_others(&self, graph: &Graph) -> Result<Graph, Error> {
+        let names = graph.outputs().iter().map(|output| output.name.as_str());
+        let others: Vec<&str> = names.filter(|name| !self.outputs.contains_key(*name)).collect();
+        if others.is_empty() { Ok(graph.clone()) } else { without_outputs(graph, &others) }
     }
 
     /// A Graph and what its inputs and outputs are.
