@@ -10,6 +10,8 @@ pub struct RowState {
     pub length: usize,
     /// Leading tokens that are in the cache.
     pub cached: usize,
+    /// Whether it is computed as long rows are.
+    pub is_long: bool,
 }
 
 impl RowState {
@@ -72,6 +74,8 @@ pub struct StepPlan {
     pub rows: Vec<PlannedRow>,
     /// Which scores it gives.
     pub scores: Scores,
+    /// Whether its rows are computed as long ones are.
+    pub is_long: bool,
 }
 
 impl StepPlan {
@@ -114,14 +118,15 @@ pub struct Limits<'a> {
 }
 
 /// The next step, or none if nothing is pending. Rows with several pending tokens come first, one at a time; then all rows
-/// with one pending token that lie side by side.
+/// with one pending token that lie side by side and are computed alike.
 pub fn plan(rows: &[RowState], limits: Limits<'_>) -> Option<StepPlan> {
     let is_prefill = |row: &RowState| row.pending() > 1 || (row.pending() == 1 && row.cached == 0);
     if let Some(slot) = rows.iter().position(is_prefill) {
         return Some(plan_prefill(slot, rows[slot], limits));
     }
     let first = rows.iter().position(|row| row.pending() == 1)?;
-    let count = rows[first..].iter().take_while(|row| row.pending() == 1).count();
+    let is_alike = |row: &&RowState| row.pending() == 1 && row.is_long == rows[first].is_long;
+    let count = rows[first..].iter().take_while(is_alike).count();
     Some(plan_decode(first, &rows[first..first + count], limits))
 }
 
@@ -130,7 +135,7 @@ fn plan_prefill(slot: usize, row: RowState, limits: Limits<'_>) -> StepPlan {
     let valid = row.pending().min(length);
     let planned = PlannedRow { slot, cached: row.cached, valid, is_last: valid == row.pending() };
     let shape = StepShape { rows: 1, length, capacity: capacity_for(row.cached + valid, limits) };
-    StepPlan { phase: Phase::Prefill, shape, rows: vec![planned], scores: Scores::Last }
+    StepPlan { phase: Phase::Prefill, shape, rows: vec![planned], scores: Scores::Last, is_long: row.is_long }
 }
 
 fn plan_decode(first: usize, rows: &[RowState], limits: Limits<'_>) -> StepPlan {
@@ -138,6 +143,7 @@ fn plan_decode(first: usize, rows: &[RowState], limits: Limits<'_>) -> StepPlan 
     let padded = limits.ladders.rows.at_least(rows.len()).filter(fits);
     let size = padded.or_else(|| limits.ladders.rows.at_most(rows.len())).unwrap_or(1);
     let rows = &rows[..rows.len().min(size)];
+    let is_long = rows.iter().any(|row| row.is_long);
     let planned = rows.iter().enumerate();
     let planned = planned.map(|(position, row)| PlannedRow {
         slot: first + position,
@@ -147,7 +153,7 @@ fn plan_decode(first: usize, rows: &[RowState], limits: Limits<'_>) -> StepPlan 
     });
     let longest = rows.iter().map(|row| row.length).max().unwrap_or(0);
     let shape = StepShape { rows: size, length: 1, capacity: capacity_for(longest, limits) };
-    StepPlan { phase: Phase::Decode, shape, rows: planned.collect(), scores: Scores::Last }
+    StepPlan { phase: Phase::Decode, shape, rows: planned.collect(), scores: Scores::Last, is_long }
 }
 
 /// The cache as it is, or grown to hold so many tokens.
@@ -169,7 +175,7 @@ mod tests {
     }
 
     fn row(length: usize, cached: usize) -> RowState {
-        RowState { length, cached }
+        RowState { length, cached, is_long: false }
     }
 
     #[test]
@@ -179,11 +185,25 @@ mod tests {
         let prefill = plan(&[row(5, 4), row(25, 0), row(9, 9)], limits);
         let planned = PlannedRow { slot: 1, cached: 0, valid: 16, is_last: false };
         let shape = StepShape { rows: 1, length: 16, capacity: 256 };
-        assert_eq!(prefill, Some(StepPlan { phase: Phase::Prefill, shape, rows: vec![planned], scores: Scores::Last }));
+        let (rows, scores) = (vec![planned], Scores::Last);
+        assert_eq!(prefill, Some(StepPlan { phase: Phase::Prefill, shape, rows, scores, is_long: false }));
         let decode =
             plan(&[row(5, 4), row(25, 24), row(9, 9), row(7, 6)], limits).map(|plan| (plan.shape, plan.rows.len()));
         assert_eq!(decode, Some((StepShape { rows: 2, length: 1, capacity: 256 }, 2)));
         assert_eq!(plan(&[row(5, 5)], limits), None);
+    }
+
+    #[test]
+    fn rows_that_are_computed_unlike_run_apart() {
+        let ladders = ladders(16, 8);
+        let limits = Limits { ladders: &ladders, slots: 8, capacity: 256 };
+        let long = RowState { is_long: true, ..row(40, 39) };
+        let slots = |rows: &[RowState]| {
+            let plan = plan(rows, limits);
+            plan.map(|plan| (plan.rows.iter().map(|row| row.slot).collect::<Vec<_>>(), plan.is_long))
+        };
+        assert_eq!(slots(&[row(5, 4), long, long, row(9, 8)]), Some((vec![0], false)));
+        assert_eq!(slots(&[row(5, 5), long, long, row(9, 8)]), Some((vec![1, 2], true)));
     }
 
     #[test]

@@ -39,6 +39,14 @@ const ATTENTION: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 /// The output that is the token of the largest score, and the one that is this score.
 const BEST_OUTPUTS: [&str; 2] = ["precast.best", "precast.best_score"];
 
+/// The Graphs of a decoder.
+pub(crate) struct DecoderGraphs {
+    /// That of rows as they begin.
+    pub(crate) short: DecoderGraph,
+    /// That of rows of more tokens than this, where the decoder computes those in another way.
+    pub(crate) long: Option<(usize, DecoderGraph)>,
+}
+
 /// A decoder's Graph and what its inputs and outputs are.
 pub(crate) struct DecoderGraph {
     pub(crate) graph: Graph,
@@ -69,13 +77,13 @@ pub(crate) struct DecoderMachine {
     pub(crate) keeps_caches: bool,
 }
 
-/// Makes the Graph of a decoder.
-pub(crate) fn decoder_graph(
+/// Makes the Graphs of a decoder.
+pub(crate) fn decoder_graphs(
     model: &Model,
     config: &GenerationConfig,
     passes: &PassOptions,
-    machine: DecoderMachine,
-) -> Result<DecoderGraph, Error> {
+    machine: &DecoderMachine,
+) -> Result<DecoderGraphs, Error> {
     let decoder = &config.model.decoder;
     let declared = model.inputs()?;
     let ports: Vec<GraphPort> = declared
@@ -87,32 +95,90 @@ pub(crate) fn decoder_graph(
         })
         .collect();
     let roles = bind_roles(decoder, &ports, &model.outputs())?;
-    let mut layers = layer_layouts(model, decoder, &roles, &ports)?;
+    let layers = layer_layouts(model, decoder, &roles, &ports)?;
     let options = import_options(&roles, &layers);
-    let mut imported = model.graph(&options)?.graph;
+    let make = |known| {
+        let options = ImportOptions { known, ..options.clone() };
+        decoder_graph(model, config, passes, machine, (&roles, layers.clone()), &options)
+    };
+    let switch = match &roles.attention_mask {
+        Some(mask) => model.length_switch(mask)?,
+        None => None,
+    };
+    let Some(switch) = switch else { return Ok(DecoderGraphs { short: make(BTreeMap::new())?, long: None }) };
+    let long = match switch.limit < config.model.context_length {
+        true => Some((switch.limit, make(switch.known(true))?)),
+        false => None,
+    };
+    Ok(DecoderGraphs { short: make(switch.known(false))?, long })
+}
+
+/// Makes one Graph of a decoder.
+fn decoder_graph(
+    model: &Model,
+    config: &GenerationConfig,
+    passes: &PassOptions,
+    machine: &DecoderMachine,
+    (roles, mut layers): (&Roles, Vec<LayerLayout>),
+    options: &ImportOptions,
+) -> Result<DecoderGraph, Error> {
+    let mut imported = model.graph(options)?.graph;
     if machine.widens_floats {
         imported = widen_floats(&imported)?;
         for layer in layers.iter_mut().filter(|layer| ATTENTION.contains(&layer.dtype)) {
             layer.dtype = DType::F32;
         }
     }
-    let split = split_caches(&imported, &roles)?;
-    let split = with_new_tokens_alone(&split, &roles)?;
-    let names = PortNames::of(&roles);
+    let split = split_caches(&imported, roles)?;
+    let split = with_new_tokens_alone(&split, roles)?;
+    let names = PortNames::of(roles);
     let split = names.without_others(&split)?;
-    let vocabulary = vocabulary_of(&split, &roles, config)?;
+    let vocabulary = vocabulary_of(&split, roles, config)?;
     let gathered = gather_rows(&split, &roles.logits, INDEX_INPUT, Dim::symbol(SCORED))?;
     let canonical = run_passes(&gathered, CANONICAL, passes)?;
     imported.release_pages();
+    refuse_capacities(&canonical)?;
     let graph = without_unread_inputs(&canonical)?;
     let headless = names.part(without_outputs(&graph, &[&roles.logits])?)?;
     let resident = match machine.keeps_caches {
-        true => Some(resident_parts(&canonical, &roles)?),
+        true => Some(resident_parts(&canonical, roles)?),
         false => None,
     };
     let refuses_filler = refuses_filler(&graph);
     let DecoderPart { graph, inputs, outputs } = names.part(graph)?;
     Ok(DecoderGraph { inputs, outputs, layers, vocabulary, refuses_filler, headless, resident, graph })
+}
+
+/// Beside attention that is told how much of a cache is filled, the size of the cache means nothing to other nodes: where
+/// one computes with it, it was meant to be the length of the rows.
+fn refuse_capacities(graph: &Graph) -> Result<(), Error> {
+    if !graph.nodes().iter().any(|node| matches!(node.op, Op::CachedAttention(_))) {
+        return Ok(());
+    }
+    let mut sizes: Vec<ValueId> = Vec::new();
+    let mut reader = None;
+    for node in graph.nodes() {
+        let is_size = match &node.op {
+            Op::DimValue(value) => value.dim.symbols().iter().any(|symbol| symbol.as_str() == CAPACITY),
+            _ => node.inputs.iter().any(|input| sizes.contains(input)),
+        };
+        if !is_size {
+            continue;
+        }
+        reader = Some(node);
+        // Named is the node where the size meets something else that a run gives.
+        let is_other = |&input: &ValueId| !sizes.contains(&input) && graph.constant(input).is_none();
+        if node.inputs.iter().any(is_other) {
+            break;
+        }
+        sizes.extend(&node.outputs);
+    }
+    let Some(reader) = reader else { return Ok(()) };
+    Err(misfit(format!(
+        "'{}' computes with the length of the attention mask, which is that of the cache here; only comparisons of it with \
+         a number are covered",
+        reader.provenance
+    )))
 }
 
 /// A decoder with and without its scores for a device that keeps caches: new tokens are put into them by the last node, and

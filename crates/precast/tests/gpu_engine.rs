@@ -117,6 +117,22 @@ fn a_gpu_that_keeps_caches_chooses_what_the_cpu_chooses() {
 }
 
 #[test]
+fn rows_on_a_gpu_become_long_when_they_do_on_the_cpu() {
+    let long = data().with_file_name("phi3_long-fp32");
+    let folder = folder_with(&long, r#"{"length_buckets":[48],"row_buckets":[2],"kv_capacity_buckets":[64]}"#);
+    let folders = both(folder.path());
+    let prompts: [Vec<u32>; 2] = [30, 12].map(|length| (0..length).map(|position| 3 + position * 7 % 90).collect());
+    let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+    let answers = folders.each_ref().map(|folder| {
+        let params = GeneratorParams::new(folder.model.config().search.clone()).max_new_tokens(6);
+        let answers = generate(&folder.model, None, &params, &prompts, &mut |_| (), None).unwrap().answers;
+        answers.into_iter().map(|answer| answer.tokens).collect::<Vec<Vec<u32>>>()
+    });
+    assert_eq!(answers[0], answers[1]);
+    assert_eq!(answers[0].iter().map(Vec::len).collect::<Vec<_>>(), [6, 6]);
+}
+
+#[test]
 fn rows_on_a_gpu_are_rewound_forked_and_read() {
     let [on_cpu, on_gpu] = both(small_folder().path());
     let params = GeneratorParams::new(on_cpu.model.config().search.clone());

@@ -12,7 +12,7 @@ use super::events::{Event, EventQueue, TokenEvent};
 use super::metrics::EngineMetrics;
 use super::options::EngineLimits;
 use super::page_pool::{PageId, PagePool};
-use super::prefix_cache::PrefixCache;
+use super::prefix_cache::{PrefixCache, long_root};
 use super::row::{Row, RowId, RowState};
 use super::runner::{Scores, StepFault, StepRow, StepRunner};
 use super::schedule::{Candidate, Share, StepBudget, share_step};
@@ -169,6 +169,7 @@ impl EngineCore {
     pub fn step(&mut self, now: Instant) -> StepOutcome {
         self.step += 1;
         self.reap(now);
+        self.turn_rows();
         let is_deferred = self.admit();
         let reserved = self.plan_and_reserve();
         if reserved.is_empty() {
@@ -218,6 +219,24 @@ impl EngineCore {
         }
     }
 
+    /// Takes the pages of rows that have become long, or short again, and queues them: what is cached of them was computed in
+    /// another way.
+    fn turn_rows(&mut self) {
+        let Some(limit) = self.limits.length_switch else { return };
+        let is_turned = |row: &&Row| row.state != RowState::Parked && row.is_long != (row.tokens.len() > limit);
+        let turned: Vec<RowId> = self.rows.values().filter(is_turned).map(|row| row.id).collect();
+        for id in turned {
+            self.runner.forget(id);
+            self.keep_pages(id, 0);
+            let step = self.step;
+            let Some(row) = self.rows.get_mut(&id) else { continue };
+            row.is_long = !row.is_long;
+            if row.is_running() {
+                (row.state, row.is_prompt, row.queued) = (RowState::Queued, true, step);
+            }
+        }
+    }
+
     /// Lets rows in, first come first served within a class of priority; true if one waits for pages.
     fn admit(&mut self) -> bool {
         loop {
@@ -253,7 +272,7 @@ impl EngineCore {
         let known = &row.tokens[..row.tokens.len() - 1];
         let is_new = row.pages.is_empty();
         let hits = match is_new && row.is_sharing {
-            true => self.prefix.find(row.chain_root, known, page_tokens),
+            true => self.prefix.find(row.root(), known, page_tokens),
             false => Vec::new(),
         };
         let held = if is_new { hits.len() } else { row.pages.len() };
@@ -342,7 +361,11 @@ impl EngineCore {
             row.draft.clear();
             if is_drafting && !row.is_prompt {
                 // The last token of a row is never proposed: its scores are not needed.
-                let room = row.search.room(row.tokens.len()).saturating_sub(1);
+                let mut room = row.search.room(row.tokens.len()).saturating_sub(1);
+                // Scores behind a token that makes its row long are none of a short one.
+                if let Some(limit) = self.limits.length_switch.filter(|_| !row.is_long) {
+                    room = room.min(limit.saturating_sub(row.tokens.len()));
+                }
                 row.draft = row.speculation.propose(&row.tokens, room);
                 row.search.cut_draft(&mut row.draft);
             }
@@ -466,7 +489,7 @@ impl EngineCore {
                 let row = &self.rows[&part.row];
                 let is_last = part.tokens == row.pending();
                 let scored = if is_last { 1 + part.drafted } else { 0 };
-                StepRow { row: part.row, tokens, cached: row.cached, pages, scored }
+                StepRow { row: part.row, tokens, cached: row.cached, pages, scored, is_long: row.is_long }
             })
             .collect();
         self.runner.run(&rows)
@@ -588,7 +611,7 @@ impl EngineCore {
         let page_tokens = self.limits.page_tokens;
         let Some(row) = self.rows.get_mut(&id).filter(|row| row.is_sharing) else { return };
         for position in row.chain.len()..row.cached / page_tokens {
-            let before = row.chain.last().copied().unwrap_or(row.chain_root);
+            let before = row.chain.last().copied().unwrap_or_else(|| row.root());
             let tokens = &row.tokens[position * page_tokens..(position + 1) * page_tokens];
             let (name, page) = self.prefix.insert(before, tokens, row.pages[position], &mut self.pool);
             row.pages[position] = page;
@@ -623,7 +646,9 @@ impl EngineCore {
         let Some(row) = self.rows.remove(&id) else { return };
         let is_private = !self.limits.prefix_caching && row.is_sharing;
         if is_private && !self.rows.values().any(|other| other.chain_root == row.chain_root) {
-            self.prefix.forget_root(row.chain_root, &mut self.pool);
+            for root in [row.chain_root, long_root(row.chain_root)] {
+                self.prefix.forget_root(root, &mut self.pool);
+            }
         }
     }
 

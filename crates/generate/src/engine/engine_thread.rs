@@ -105,6 +105,7 @@ impl Engine {
         let context_length = model.config().model.context_length;
         let chunk = model.ladders().length.largest();
         let limits = options.limits(context_length, model.kv_bytes_per_token(), chunk).map_err(EngineError::Request)?;
+        let limits = EngineLimits { length_switch: model.length_switch(), ..limits };
         let core = EngineCore::new(runner, limits.clone());
         let inbox = Arc::new(Inbox { state: Mutex::default(), arrived: Condvar::new() });
         let (thread_inbox, checks) = (inbox.clone(), options.checks_invariants);
@@ -219,6 +220,7 @@ impl Engine {
             pages: Vec::new(),
             chain: Vec::new(),
             chain_root: chain_root(&root),
+            is_long: false,
             is_sharing: self.limits.prefix_caching || shares_prompt,
             state: RowState::Queued,
             is_prompt: true,

@@ -119,6 +119,7 @@ impl EngineOptions {
             length_max: context_length.min(pages * self.page_tokens),
             prefix_caching: self.prefix_caching,
             events_max: self.events_max,
+            length_switch: None,
         })
     }
 }
@@ -146,4 +147,6 @@ pub struct EngineLimits {
     pub prefix_caching: bool,
     /// Events that a request may have waiting before it pauses.
     pub events_max: usize,
+    /// Most tokens of a row that is not long, where long ones are computed in another way.
+    pub length_switch: Option<usize>,
 }

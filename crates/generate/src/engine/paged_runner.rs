@@ -110,6 +110,7 @@ impl PagedRunner {
                 shape: StepShape { rows: size, length, capacity: self.copies.capacity() },
                 rows: planned.collect(),
                 scores: if in_order.iter().any(|row| row.scored > 1) { PlanScores::All } else { PlanScores::Last },
+                is_long: in_order.iter().any(|row| row.is_long),
             };
             jobs.push(Job { group, positions: positions.to_vec(), rows: in_order, plan });
         }
@@ -366,8 +367,14 @@ fn groups(rows: &[StepRow<'_>], rows_max: usize, length_max: usize) -> Vec<Vec<u
     let of = |is_member: &dyn Fn(&StepRow<'_>) -> bool| -> Vec<usize> {
         (0..rows.len()).filter(|&position| is_member(&rows[position])).collect()
     };
-    let mut groups: Vec<Vec<usize>> = of(&is_single).chunks(rows_max).map(<[usize]>::to_vec).collect();
-    groups.extend(of(&is_verified).chunks(rows_max).map(<[usize]>::to_vec));
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    // Rows that are long are computed in another way than others.
+    for is_long in [false, true] {
+        groups.extend(of(&|row| row.is_long == is_long && is_single(row)).chunks(rows_max).map(<[usize]>::to_vec));
+    }
+    for is_long in [false, true] {
+        groups.extend(of(&|row| row.is_long == is_long && is_verified(row)).chunks(rows_max).map(<[usize]>::to_vec));
+    }
     groups.extend(of(&|row| !is_single(row) && !is_verified(row)).into_iter().map(|position| vec![position]));
     groups
 }

@@ -7,6 +7,7 @@ use precast_tensor::Digest;
 
 use super::events::{EventQueue, Usage};
 use super::page_pool::PageId;
+use super::prefix_cache::long_root;
 use super::row_search::RowSearch;
 use super::speculation::Speculation;
 
@@ -45,6 +46,8 @@ pub struct Row {
     /// Names of its full pages, as far as they are entries of the prefix cache.
     pub(super) chain: Vec<Digest>,
     pub(super) chain_root: Digest,
+    /// Whether its pages were computed as those of long rows.
+    pub(super) is_long: bool,
     /// Whether its pages become entries of the prefix cache.
     pub(super) is_sharing: bool,
     pub(super) state: RowState,
@@ -82,6 +85,11 @@ impl Row {
     /// Whether it takes part in steps.
     pub(super) fn is_running(&self) -> bool {
         matches!(self.state, RowState::Running { .. })
+    }
+
+    /// Where its chain begins.
+    pub(super) fn root(&self) -> Digest {
+        if self.is_long { long_root(self.chain_root) } else { self.chain_root }
     }
 
     /// Adds a token.
