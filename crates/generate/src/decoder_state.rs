@@ -16,6 +16,8 @@ pub struct Sequence {
     pub is_generated: Vec<bool>,
     /// Leading tokens whose keys and values are cached.
     pub cached: usize,
+    /// Whether those were computed as in long rows.
+    pub is_long: bool,
     /// Scores of the token behind the last one, before any rule.
     pub logits: Option<Scores>,
     /// The token of the largest score, the lowest of equal ones, and that score, where the device says so.
@@ -26,7 +28,15 @@ pub struct Sequence {
 
 impl Sequence {
     fn new() -> Sequence {
-        Sequence { tokens: Vec::new(), is_generated: Vec::new(), cached: 0, logits: None, best: None, is_live: true }
+        Sequence {
+            tokens: Vec::new(),
+            is_generated: Vec::new(),
+            cached: 0,
+            is_long: false,
+            logits: None,
+            best: None,
+            is_live: true,
+        }
     }
 
     /// Adds a token; the scores are no longer those behind the last one.
@@ -56,7 +66,8 @@ pub struct StepStats {
     pub padded_tokens: usize,
     /// Times that a cache was made larger.
     pub growths: usize,
-    /// Rows that were run again from their first token, because a window had dropped what was needed.
+    /// Rows that were run again from their first token, because a window had dropped what was needed, or because they are
+    /// computed in another way at their new length.
     pub reruns: usize,
 }
 
@@ -172,18 +183,43 @@ impl DecoderState {
     /// Takes back all that happened to the rows since they were like this. Their caches hold more tokens by now, which the
     /// next ones are written over; a row of which a window has dropped something is run again from its start.
     pub fn restore(&mut self, rows: Vec<Sequence>) {
-        self.rows = rows;
+        let now = std::mem::replace(&mut self.rows, rows);
+        for (row, now) in now.iter().enumerate().take(self.rows.len()) {
+            if self.rows[row].is_long != now.is_long {
+                self.rerun(row);
+            }
+        }
         self.forget_broken_rows();
+    }
+
+    /// Lets a row run again from its start.
+    fn rerun(&mut self, row: usize) {
+        self.cache.clear(row);
+        let sequence = &mut self.rows[row];
+        (sequence.cached, sequence.logits, sequence.best) = (0, None, None);
+        self.stats.reruns += 1;
+    }
+
+    /// Lets live rows run again from their start that have become long, or short again: what is cached of them was computed in
+    /// another way.
+    fn turn_rows(&mut self) {
+        for row in 0..self.rows.len() {
+            let sequence = &mut self.rows[row];
+            let is_long = self.model.is_long(sequence.tokens.len());
+            if sequence.is_live && sequence.is_long != is_long {
+                sequence.is_long = is_long;
+                if sequence.cached > 0 {
+                    self.rerun(row);
+                }
+            }
+        }
     }
 
     /// Lets rows run again from their start of which a window has dropped something.
     fn forget_broken_rows(&mut self) {
         for row in 0..self.rows.len() {
             if !self.cache.is_intact(row, self.rows[row].cached) {
-                self.cache.clear(row);
-                let sequence = &mut self.rows[row];
-                (sequence.cached, sequence.logits, sequence.best) = (0, None, None);
-                self.stats.reruns += 1;
+                self.rerun(row);
             }
         }
     }
@@ -203,6 +239,7 @@ impl DecoderState {
 
     /// Runs all pending tokens of live rows, so that each has scores.
     pub fn run_pending(&mut self) -> Result<(), StepError> {
+        self.turn_rows();
         while let Some(plan) = plan(&self.row_states(), self.limits()) {
             self.run(&plan)?;
         }
@@ -212,8 +249,8 @@ impl DecoderState {
     /// Rows without scores have something pending; rows that are not live never have.
     fn row_states(&self) -> Vec<RowState> {
         let state = |row: &Sequence| match row.is_live {
-            true => RowState { length: row.tokens.len(), cached: row.cached },
-            false => RowState { length: row.cached, cached: row.cached },
+            true => RowState { length: row.tokens.len(), cached: row.cached, is_long: row.is_long },
+            false => RowState { length: row.cached, cached: row.cached, is_long: row.is_long },
         };
         self.rows.iter().map(state).collect()
     }
@@ -251,7 +288,7 @@ impl DecoderState {
     fn run_decoder(&mut self, plan: &StepPlan) -> Result<StepScores, StepError> {
         let tokens: Vec<&[u32]> =
             plan.rows.iter().map(|row| &self.rows[row.slot].tokens[row.cached..row.cached + row.valid]).collect();
-        let (report, scores) = match (&mut self.cache, self.model.resident()) {
+        let (report, scores) = match (&mut self.cache, self.model.resident_for(plan.is_long)) {
             (RowCache::Resident(cache), Some(decoder)) => {
                 let outputs = self.model.run_resident(decoder, plan, &tokens, cache, self.reads_scores)?;
                 let logits = outputs.logits.map(|logits| logits.into_iter().map(Scores::from).collect());

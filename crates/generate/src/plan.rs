@@ -10,6 +10,8 @@ pub struct RowState {
     pub length: usize,
     /// Leading tokens that are in the cache.
     pub cached: usize,
+    /// Whether it is computed as long rows are.
+    pub is_long: bool,
 }
 
 impl RowState {
@@ -73,6 +75,8 @@ pub struct StepPlan {
     pub rows: Vec<PlannedRow>,
     /// Which scores it gives.
     pub scores: Scores,
+    /// Whether its rows are computed as long ones are.
+    pub is_long: bool,
 }
 
 impl StepPlan {
@@ -133,7 +137,7 @@ pub struct Limits<'a> {
 const REACH_MAX: usize = 4;
 
 /// The next step, or none if nothing is pending. Rows with several pending tokens come first, one at a time; then rows with one
-/// pending token, as many as one Program reaches.
+/// pending token that are computed alike, as many as one Program reaches.
 pub fn plan(rows: &[RowState], limits: Limits<'_>) -> Option<StepPlan> {
     let is_prefill = |row: &RowState| row.pending() > 1 || (row.pending() == 1 && row.cached == 0);
     if let Some(slot) = rows.iter().position(is_prefill) {
@@ -148,17 +152,19 @@ fn plan_prefill(slot: usize, row: RowState, limits: Limits<'_>) -> StepPlan {
     let valid = row.pending().min(length);
     let planned = PlannedRow { slot, cached: row.cached, valid, is_last: valid == row.pending() };
     let shape = StepShape { rows: 1, length, capacity: capacity_for(row.cached + valid, limits) };
-    StepPlan { phase: Phase::Prefill, shape, rows: vec![planned], scores: Scores::Last }
+    StepPlan { phase: Phase::Prefill, shape, rows: vec![planned], scores: Scores::Last, is_long: row.is_long }
 }
 
 /// A step of rows from `first` on, of which the first has one pending token and none has more.
 fn plan_decode(first: usize, rows: &[RowState], limits: Limits<'_>) -> StepPlan {
     let sizes = &limits.ladders.rows;
     let fits = |size: &usize| first + size <= limits.slots;
+    let is_long = rows.first().is_some_and(|row| row.is_long);
+    let is_live = |(_, row): &(usize, &RowState)| row.pending() == 1 && row.is_long == is_long;
     // A Program that no filler fits behind has as many rows as there are.
     let size_for = |reach| sizes.at_least(reach).filter(fits).or_else(|| sizes.at_most(reach)).unwrap_or(1);
     let (mut reach, mut live) = (1, 0);
-    for (position, _) in rows.iter().enumerate().filter(|(_, row)| row.pending() == 1) {
+    for (position, _) in rows.iter().enumerate().filter(is_live) {
         live += 1;
         let size = size_for(position + 1);
         if size > position && size <= size_for(reach).max(REACH_MAX * live) {
@@ -166,7 +172,7 @@ fn plan_decode(first: usize, rows: &[RowState], limits: Limits<'_>) -> StepPlan 
         }
     }
     let size = size_for(reach);
-    let rows = rows[..reach.min(size)].iter().enumerate().filter(|(_, row)| row.pending() == 1);
+    let rows = rows[..reach.min(size)].iter().enumerate().filter(is_live);
     let planned = |(position, row): (usize, &RowState)| PlannedRow {
         slot: first + position,
         cached: row.cached,
@@ -175,7 +181,7 @@ fn plan_decode(first: usize, rows: &[RowState], limits: Limits<'_>) -> StepPlan 
     };
     let longest = rows.clone().map(|(_, row)| row.length).max().unwrap_or(0);
     let shape = StepShape { rows: size, length: 1, capacity: capacity_for(longest, limits) };
-    StepPlan { phase: Phase::Decode, shape, rows: rows.map(planned).collect(), scores: Scores::Last }
+    StepPlan { phase: Phase::Decode, shape, rows: rows.map(planned).collect(), scores: Scores::Last, is_long }
 }
 
 /// The cache as it is, or grown to hold so many tokens.
@@ -197,7 +203,7 @@ mod tests {
     }
 
     fn row(length: usize, cached: usize) -> RowState {
-        RowState { length, cached }
+        RowState { length, cached, is_long: false }
     }
 
     #[test]
@@ -207,7 +213,8 @@ mod tests {
         let prefill = plan(&[row(5, 4), row(25, 0), row(9, 9)], limits);
         let planned = PlannedRow { slot: 1, cached: 0, valid: 16, is_last: false };
         let shape = StepShape { rows: 1, length: 16, capacity: 256 };
-        assert_eq!(prefill, Some(StepPlan { phase: Phase::Prefill, shape, rows: vec![planned], scores: Scores::Last }));
+        let (rows, scores) = (vec![planned], Scores::Last);
+        assert_eq!(prefill, Some(StepPlan { phase: Phase::Prefill, shape, rows, scores, is_long: false }));
         let decode =
             plan(&[row(5, 4), row(25, 24), row(9, 9), row(7, 6)], limits).map(|plan| (plan.shape, plan.rows.len()));
         assert_eq!(decode, Some((StepShape { rows: 4, length: 1, capacity: 256 }, 3)));
@@ -227,6 +234,19 @@ mod tests {
         let mut far: Vec<RowState> = vec![row(9, 9); 64];
         (far[3], far[60]) = (row(9, 8), row(9, 8));
         assert_eq!(slots(&far), (1, vec![3]));
+    }
+
+    #[test]
+    fn rows_that_are_computed_unlike_run_apart() {
+        let ladders = ladders(16, 8);
+        let limits = Limits { ladders: &ladders, slots: 8, capacity: 256 };
+        let long = RowState { is_long: true, ..row(40, 39) };
+        let slots = |rows: &[RowState]| {
+            let plan = plan(rows, limits);
+            plan.map(|plan| (plan.rows.iter().map(|row| row.slot).collect::<Vec<_>>(), plan.is_long))
+        };
+        assert_eq!(slots(&[row(5, 4), long, long, row(9, 8)]), Some((vec![0, 3], false)));
+        assert_eq!(slots(&[row(5, 5), long, long, row(9, 8)]), Some((vec![1, 2], true)));
     }
 
     #[test]

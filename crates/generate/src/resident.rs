@@ -279,7 +279,7 @@ impl TextModel {
     ) -> Result<(), StepError> {
         let row = |slot| PlannedRow { slot, cached: 0, valid: shape.length, is_last: wants_scores };
         let rows = (0..shape.rows).map(row).collect();
-        let plan = StepPlan { phase: Phase::Prefill, shape, rows, scores: Scores::Last };
+        let plan = StepPlan { phase: Phase::Prefill, shape, rows, scores: Scores::Last, is_long: false };
         let (tokens, DecoderSession { session, inputs, .. }) = (vec![0; shape.length], decoder.for_plan(&plan));
         let tokens = vec![&tokens[..]; shape.rows];
         let inputs = self.resident_inputs(inputs, &plan, &tokens);

@@ -11,7 +11,7 @@ use crate::config::GenerationConfig;
 use crate::kv_cache::{Half, KvCache, LayerLayout, NoMemory};
 use crate::ladder::Ladders;
 use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
-use crate::resident::ResidentDecoder;
+use crate::resident::{DecoderSession, ResidentDecoder};
 use crate::spare_memory::SpareMemory;
 use crate::step_buffers::{Scores, StepBuffers, is_shared};
 
@@ -89,6 +89,8 @@ pub struct TextModelParts {
     pub headless: Headless,
     /// The same decoder where its device keeps caches.
     pub resident: Option<ResidentDecoder>,
+    /// The decoder as it computes long rows, where that differs.
+    pub long: Option<LongDecoder>,
     /// What each layer caches.
     pub layers: Vec<LayerLayout>,
     /// Ids that scores have.
@@ -97,6 +99,19 @@ pub struct TextModelParts {
     pub ladders: Ladders,
     /// Canonical name of the device.
     pub device: String,
+}
+
+/// A decoder as it computes rows of more tokens than a limit, such as with another rotary table. Keys of the one are of no use
+/// to the other.
+pub struct LongDecoder {
+    /// Most tokens of a row that is not long.
+    pub limit: usize,
+    /// Steps whose scores are wanted.
+    pub scored: DecoderSession,
+    /// Parts of a prompt that others follow.
+    pub headless: DecoderSession,
+    /// The same where its device keeps caches.
+    pub resident: Option<ResidentDecoder>,
 }
 
 /// A decoder that gives keys and values alone.
@@ -183,6 +198,24 @@ impl TextModel {
         self.shared.resident.as_ref()
     }
 
+    /// The same decoder where its device keeps caches, for rows that are long or not.
+    pub(crate) fn resident_for(&self, is_long: bool) -> Option<&ResidentDecoder> {
+        match self.shared.long.as_ref().filter(|_| is_long) {
+            Some(long) => long.resident.as_ref(),
+            None => self.resident(),
+        }
+    }
+
+    /// Most tokens of a row that is not long, where long ones are computed in another way.
+    pub fn length_switch(&self) -> Option<usize> {
+        self.shared.long.as_ref().map(|long| long.limit)
+    }
+
+    /// Whether a row of so many tokens is computed as long ones are.
+    pub fn is_long(&self, length: usize) -> bool {
+        self.length_switch().is_some_and(|limit| length > limit)
+    }
+
     /// Memory of its steps and caches that are over.
     pub(crate) fn spare(&self) -> &SpareMemory {
         &self.spare
@@ -226,7 +259,7 @@ impl TextModel {
         }
         let row = |slot| PlannedRow { slot, cached: 0, valid: shape.length, is_last: wants_scores };
         let rows = (0..shape.rows).map(row).collect();
-        let plan = StepPlan { phase: Phase::Prefill, shape, rows, scores: PlanScores::Last };
+        let plan = StepPlan { phase: Phase::Prefill, shape, rows, scores: PlanScores::Last, is_long: false };
         let cache = KvCache::try_new(self.layers(), shape.rows, shape.capacity)?;
         let (tokens, Ports { session, inputs, .. }) = (vec![0; shape.length], self.ports_for(&plan));
         let tokens = vec![&tokens[..]; shape.rows];
@@ -259,8 +292,13 @@ impl TextModel {
 
     /// What runs a plan: without scores if no row's are wanted.
     fn ports_for(&self, plan: &StepPlan) -> Ports<'_> {
-        let TextModelParts { session, inputs, outputs, headless, .. } = &*self.shared;
-        match plan.scores == PlanScores::All || plan.rows.iter().any(|row| row.is_last) {
+        let TextModelParts { session, inputs, outputs, headless, long, .. } = &*self.shared;
+        let is_scored = plan.scores == PlanScores::All || plan.rows.iter().any(|row| row.is_last);
+        if let Some(long) = long.as_ref().filter(|_| plan.is_long) {
+            let DecoderSession { session, inputs, outputs } = if is_scored { &long.scored } else { &long.headless };
+            return Ports { session, inputs, outputs };
+        }
+        match is_scored {
             true => Ports { session, inputs, outputs },
             false => Ports { session: &headless.session, inputs: &headless.inputs, outputs: &headless.outputs },
         }

@@ -386,6 +386,22 @@ fn defect_08_ids_may_have_either_integer_type() {
 }
 
 #[test]
+fn outputs_that_are_no_scores_or_caches_are_left_out() {
+    let with_hidden_states = |graph: &mut GraphProto| {
+        let is_scores = |output: &String| output == "logits";
+        let last = graph.node.iter().find(|node| node.output.iter().any(is_scores)).unwrap();
+        let mut port = graph.output.iter().find(|port| port.name == "logits").unwrap().clone();
+        port.name = last.input[0].clone();
+        if let Some(TypeValue::TensorType(ty)) = port.r#type.as_mut().and_then(|ty| ty.value.as_mut()) {
+            ty.shape = None;
+        }
+        graph.output.push(port);
+    };
+    let (more, plain) = (rewritten("llama-fp32", "{}", with_hidden_states), model("llama-fp32"));
+    assert_eq!(answers(&more, &endless(&more, 8), &RAGGED), answers(&plain, &endless(&plain, 8), &RAGGED));
+}
+
+#[test]
 fn defect_12_every_input_and_output_may_have_another_name() {
     let rename = |graph: &mut GraphProto| {
         let new =

@@ -86,7 +86,8 @@ fn lookup(ngram_size: usize) -> SpeculativeConfig {
 fn golden_tokens_come_from_the_engine_with_one_request_and_with_all_at_once() {
     let mut by_model: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     let edge = cases("edge_cases.json").into_iter().filter(|case| case.get("prompts").is_some());
-    for case in cases("golden.json").into_iter().chain(edge).chain(cases("own_cases.json")) {
+    let own = cases("own_cases.json").into_iter().chain(cases("family_cases.json"));
+    for case in cases("golden.json").into_iter().chain(edge).chain(own) {
         by_model.entry(case["model"].as_str().unwrap().to_string()).or_default().push(case);
     }
     let mut compared = 0;

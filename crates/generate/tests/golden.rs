@@ -10,10 +10,12 @@ use support::{cases, check, check_script, model, model_with, params, rows, scrip
 /// Scores may differ from those of other implementations by this much.
 const LOGITS_TOLERANCE: f32 = 1e-4;
 
-/// Cases of hard inputs: those that were shipped, and our own for int32 ids and caches in one tensor.
+/// Cases of hard inputs: those that were shipped, our own for int32 ids and caches in one tensor, and those of the families
+/// that the public builder exports.
 fn edge_cases() -> Vec<Value> {
     let has_prompts = |case: &Value| case.get("prompts").is_some();
-    cases("edge_cases.json").into_iter().filter(has_prompts).chain(cases("own_cases.json")).collect()
+    let shipped = cases("edge_cases.json").into_iter().filter(has_prompts);
+    shipped.chain(cases("own_cases.json")).chain(cases("family_cases.json")).collect()
 }
 
 fn check_logits(model: &TextModel, case: &Value, heads: &[Vec<f32>]) {

@@ -44,6 +44,7 @@ pub mod simplify_algebra;
 pub mod simplify_concats;
 pub mod step_costs;
 pub mod strided_view;
+pub mod widen_floats;
 
 pub use batch_axis::{Grade, OutputRule, PadVerdict, explain, pad_verdict};
 pub use fast_math::{FastMath, FastRewrite};
@@ -53,3 +54,4 @@ pub use narrow_floats::narrow_floats;
 pub use numerics::{ActivationPrecision, FloatPrecision, Numerics, WeightPrecision};
 pub use pipeline::{CANONICAL, FUSED, Pass, PassError, PassOptions, remove_dead, run_passes, run_passes_with};
 pub use step_costs::StepCosts;
+pub use widen_floats::widen_floats;

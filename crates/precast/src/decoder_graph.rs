@@ -11,7 +11,9 @@ use precast_ir::graph::{GraphCopy, Provenance};
 use precast_ir::op::{AppendToCache, ArgFn, ArgReduce, Concat, GatherElements, Reshape, Slice};
 use precast_ir::{Graph, Op, ValueId};
 use precast_onnx::ImportOptions;
-use precast_passes::{CANONICAL, Grade, PassOptions, explain, gather_rows, pad_verdict, remove_dead, run_passes};
+use precast_passes::{
+    CANONICAL, Grade, PassOptions, explain, gather_rows, pad_verdict, remove_dead, run_passes, widen_floats,
+};
 use precast_tensor::{DType, Dim, Symbol, Type};
 
 use crate::error::Error;
@@ -31,8 +33,19 @@ const INDEX_INPUT: &str = "precast.logits_index";
 const SCORED: &str = "scored";
 /// The input that says how many new tokens of each row count.
 const NEW_TOKENS_INPUT: &str = "precast.new_tokens";
+/// Element types of attention behind a cache that there are kernels for, so that each is one node: on machines that widen
+/// floats those of f32.
+const ATTENTION: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 /// The output that is the token of the largest score, and the one that is this score.
 const BEST_OUTPUTS: [&str; 2] = ["precast.best", "precast.best_score"];
+
+/// The Graphs of a decoder.
+pub(crate) struct DecoderGraphs {
+    /// That of rows as they begin.
+    pub(crate) short: DecoderGraph,
+    /// That of rows of more tokens than this, where the decoder computes those in another way.
+    pub(crate) long: Option<(usize, DecoderGraph)>,
+}
 
 /// A decoder's Graph and what its inputs and outputs are.
 pub(crate) struct DecoderGraph {
@@ -58,19 +71,19 @@ pub(crate) struct DecoderPart {
 
 /// What a target and its device can do for a decoder.
 pub(crate) struct DecoderMachine {
-    /// Element types of attentions that it has a kernel for, so that each is one node.
-    pub(crate) keeps_attention: Vec<DType>,
+    /// Whether 16-bit floats, those of caches too, are held in f32: the machine has no kernels for them.
+    pub(crate) widens_floats: bool,
     /// Whether the device keeps caches.
     pub(crate) keeps_caches: bool,
 }
 
-/// Makes the Graph of a decoder.
-pub(crate) fn decoder_graph(
+/// Makes the Graphs of a decoder.
+pub(crate) fn decoder_graphs(
     model: &Model,
     config: &GenerationConfig,
     passes: &PassOptions,
-    machine: DecoderMachine,
-) -> Result<DecoderGraph, Error> {
+    machine: &DecoderMachine,
+) -> Result<DecoderGraphs, Error> {
     let decoder = &config.model.decoder;
     let declared = model.inputs()?;
     let ports: Vec<GraphPort> = declared
@@ -83,25 +96,89 @@ pub(crate) fn decoder_graph(
         .collect();
     let roles = bind_roles(decoder, &ports, &model.outputs())?;
     let layers = layer_layouts(model, decoder, &roles, &ports)?;
-    let keeps_attention = machine.keeps_attention;
-    let options = ImportOptions { keeps_attention, ..import_options(&roles, &layers) };
-    let imported = model.graph(&options)?.graph;
-    let split = split_caches(&imported, &roles)?;
-    let split = with_new_tokens_alone(&split, &roles)?;
-    let vocabulary = vocabulary_of(&split, &roles, config)?;
+    let options = import_options(&roles, &layers);
+    let make = |known| {
+        let options = ImportOptions { known, ..options.clone() };
+        decoder_graph(model, config, passes, machine, (&roles, layers.clone()), &options)
+    };
+    let switch = match &roles.attention_mask {
+        Some(mask) => model.length_switch(mask)?,
+        None => None,
+    };
+    let Some(switch) = switch else { return Ok(DecoderGraphs { short: make(BTreeMap::new())?, long: None }) };
+    let long = match switch.limit < config.model.context_length {
+        true => Some((switch.limit, make(switch.known(true))?)),
+        false => None,
+    };
+    Ok(DecoderGraphs { short: make(switch.known(false))?, long })
+}
+
+/// Makes one Graph of a decoder.
+fn decoder_graph(
+    model: &Model,
+    config: &GenerationConfig,
+    passes: &PassOptions,
+    machine: &DecoderMachine,
+    (roles, mut layers): (&Roles, Vec<LayerLayout>),
+    options: &ImportOptions,
+) -> Result<DecoderGraph, Error> {
+    let mut imported = model.graph(options)?.graph;
+    if machine.widens_floats {
+        imported = widen_floats(&imported)?;
+        for layer in layers.iter_mut().filter(|layer| ATTENTION.contains(&layer.dtype)) {
+            layer.dtype = DType::F32;
+        }
+    }
+    let split = split_caches(&imported, roles)?;
+    let split = with_new_tokens_alone(&split, roles)?;
+    let names = PortNames::of(roles);
+    let split = names.without_others(&split)?;
+    let vocabulary = vocabulary_of(&split, roles, config)?;
     let gathered = gather_rows(&split, &roles.logits, INDEX_INPUT, Dim::symbol(SCORED))?;
     let canonical = run_passes(&gathered, CANONICAL, passes)?;
     imported.release_pages();
+    refuse_capacities(&canonical)?;
     let graph = without_unread_inputs(&canonical)?;
-    let names = PortNames::of(&roles);
     let headless = names.part(without_outputs(&graph, &[&roles.logits])?)?;
     let resident = match machine.keeps_caches {
-        true => Some(resident_parts(&canonical, &roles)?),
+        true => Some(resident_parts(&canonical, roles)?),
         false => None,
     };
     let refuses_filler = refuses_filler(&graph);
     let DecoderPart { graph, inputs, outputs } = names.part(graph)?;
     Ok(DecoderGraph { inputs, outputs, layers, vocabulary, refuses_filler, headless, resident, graph })
+}
+
+/// Beside attention that is told how much of a cache is filled, the size of the cache means nothing to other nodes: where
+/// one computes with it, it was meant to be the length of the rows.
+fn refuse_capacities(graph: &Graph) -> Result<(), Error> {
+    if !graph.nodes().iter().any(|node| matches!(node.op, Op::CachedAttention(_))) {
+        return Ok(());
+    }
+    let mut sizes: Vec<ValueId> = Vec::new();
+    let mut reader = None;
+    for node in graph.nodes() {
+        let is_size = match &node.op {
+            Op::DimValue(value) => value.dim.symbols().iter().any(|symbol| symbol.as_str() == CAPACITY),
+            _ => node.inputs.iter().any(|input| sizes.contains(input)),
+        };
+        if !is_size {
+            continue;
+        }
+        reader = Some(node);
+        // Named is the node where the size meets something else that a run gives.
+        let is_other = |&input: &ValueId| !sizes.contains(&input) && graph.constant(input).is_none();
+        if node.inputs.iter().any(is_other) {
+            break;
+        }
+        sizes.extend(&node.outputs);
+    }
+    let Some(reader) = reader else { return Ok(()) };
+    Err(misfit(format!(
+        "'{}' computes with the length of the attention mask, which is that of the cache here; only comparisons of it with \
+         a number are covered",
+        reader.provenance
+    )))
 }
 
 /// A decoder with and without its scores for a device that keeps caches: new tokens are put into them by the last node, and
@@ -250,6 +327,13 @@ impl PortNames {
         PortNames { inputs, outputs }
     }
 
+    /// The Graph without outputs that generation has no use for, such as hidden states.
+    fn without_others(&self, graph: &Graph) -> Result<Graph, Error> {
+        let names = graph.outputs().iter().map(|output| output.name.as_str());
+        let others: Vec<&str> = names.filter(|name| !self.outputs.contains_key(*name)).collect();
+        if others.is_empty() { Ok(graph.clone()) } else { without_outputs(graph, &others) }
+    }
+
     /// A Graph and what its inputs and outputs are.
     fn part(&self, graph: Graph) -> Result<DecoderPart, Error> {
         Ok(DecoderPart { inputs: self.input_roles(&graph)?, outputs: self.output_roles(&graph), graph })
@@ -329,7 +413,7 @@ fn check_window(decoder: &DecoderConfig, layer: usize, found: Option<usize>) -> 
 
 fn import_options(roles: &Roles, layers: &[LayerLayout]) -> ImportOptions {
     let (rows, length) = (Dim::symbol(ROWS), Dim::symbol(LENGTH));
-    let mut options = ImportOptions::default();
+    let mut options = ImportOptions { keeps_attention: ATTENTION.to_vec(), ..ImportOptions::default() };
     for name in std::iter::once(&roles.input_ids).chain(&roles.position_ids) {
         options.shapes.insert(name.clone(), vec![rows.clone(), length.clone()]);
     }

@@ -24,6 +24,7 @@ mod folder_store;
 mod gpu_memory;
 mod gpu_request;
 mod graph_runner;
+mod length_switch;
 mod model;
 mod model_source;
 pub mod npy;

@@ -14,6 +14,7 @@ use precast_onnx::{
 use precast_tensor::{DType, Digest, Dim};
 
 use crate::error::Error;
+use crate::length_switch::{LengthSwitch, find_length_switch};
 
 /// An opened ONNX model. Cheap to clone.
 #[derive(Clone)]
@@ -241,6 +242,22 @@ impl Model {
             Some((node.input.get(3)?.clone(), window))
         };
         nodes.filter_map(window).collect()
+    }
+
+    /// Where nodes compare the length of a mask with a number.
+    pub(crate) fn length_switch(&self, mask: &str) -> Result<Option<LengthSwitch>, Error> {
+        let graph = self.file.graph();
+        let of_nodes = graph.node.iter().filter(|node| node.op_type == "Constant").filter_map(|node| {
+            let value = node.attribute.iter().find(|attribute| attribute.name == "value")?;
+            Some((node.output.first()?.as_str(), value.t.as_deref()?))
+        });
+        let of_graph = graph.initializer.iter().map(|tensor| (tensor.name.as_str(), tensor));
+        let numbers: BTreeMap<&str, i64> = of_nodes
+            .chain(of_graph)
+            .filter(|(_, tensor)| tensor.dims.iter().product::<i64>() == 1)
+            .filter_map(|(name, tensor)| Some((name, *self.file.tensor(tensor).ok()?.to_i64_vec().ok()?.first()?)))
+            .collect();
+        find_length_switch(graph, mask, &|name| numbers.get(name).copied())
     }
 
     /// Digest of all that the model is, if that is one file.

@@ -92,10 +92,18 @@ impl ModelSource {
     fn subject(&self) -> Option<Digest> {
         let digest = self.model.content_digest()?;
         let frozen: Vec<(&String, Digest)> =
-            self.import.freeze.iter().map(|(name, tensor)| (name, tensor.digest())).collect();
+            self.import.freeze.iter().chain(&self.import.known).map(|(name, tensor)| (name, tensor.digest())).collect();
         // A Session takes tensors of numbers alone, so there are no structures to tell apart.
-        let ImportOptions { dims, shapes, freeze: _, structures: _, cache_lengths, keeps_attention, shares_caches } =
-            &self.import;
+        let ImportOptions {
+            dims,
+            shapes,
+            freeze: _,
+            known: _,
+            structures: _,
+            cache_lengths,
+            keeps_attention,
+            shares_caches,
+        } = &self.import;
         let attention = (cache_lengths, keeps_attention, shares_caches);
         let text = format!("{BUILD} {digest} {dims:?} {shapes:?} {frozen:?} {attention:?} {:?}", self.passes);
         Some(Digest::of_bytes(text.as_bytes()))

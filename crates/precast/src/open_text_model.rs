@@ -8,16 +8,14 @@ use precast_generate::config::{self, Folder, GenerationConfig, NamedDevice, Sour
 use precast_generate::engine::{Engine, EngineOptions};
 use precast_generate::ladder::Ladders;
 use precast_generate::resident::{DecoderSession, ResidentDecoder};
-use precast_generate::text_model::{Headless, TextModel, TextModelParts};
+use precast_generate::text_model::{Headless, LongDecoder, TextModel, TextModelParts};
 use precast_generate::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use precast_ir::Graph;
 use precast_passes::ActivationPrecision;
 use precast_program::{Device, Target};
 use precast_session::{Interface, OnMiss, OnMissChain, Session, SessionOptions, Startup};
 
-use precast_tensor::DType;
-
-use crate::decoder_graph::{DecoderMachine, DecoderPart, decoder_graph};
+use crate::decoder_graph::{DecoderGraph, DecoderMachine, DecoderPart, decoder_graphs};
 use crate::device_name::{DeviceKind, DeviceName, resolve_device_with_notice};
 use crate::error::Error;
 use crate::model::Model;
@@ -236,11 +234,9 @@ fn open_decoder(
     notices: &mut Vec<String>,
 ) -> Result<TextModel, Error> {
     let is_cpu = runner.device.kind == DeviceKind::Cpu;
-    let machine = match is_cpu {
-        true => DecoderMachine { keeps_attention: vec![DType::F32], keeps_caches: false },
-        false => DecoderMachine { keeps_attention: vec![DType::F32, DType::F16, DType::BF16], keeps_caches: true },
-    };
-    let decoder = decoder_graph(model, &config, &runner.passes, machine)?;
+    let machine = DecoderMachine { widens_floats: is_cpu, keeps_caches: !is_cpu };
+    let decoders = decoder_graphs(model, &config, &runner.passes, &machine)?;
+    let decoder = decoders.short;
     let chunk = if is_cpu { CHUNK_ON_CPU } else { CHUNK_ON_GPU };
     let mut ladders = Ladders::new(&config.tuning, config.model.context_length, chunk, options.rows_max);
     if is_cpu {
@@ -265,15 +261,23 @@ fn open_decoder(
         let (target, device) = (device.target.clone(), device.device.clone());
         Ok(Session::open(interface, Arc::new(graph), session.clone(), target, device, cache.clone())?)
     };
-    let DecoderPart { graph: headless, inputs, outputs } = decoder.headless;
-    let headless = Headless { session: open(headless)?, inputs, outputs };
-    let resident = |part: DecoderPart| -> Result<DecoderSession, Error> {
+    let open_part = |part: DecoderPart| -> Result<DecoderSession, Error> {
         let DecoderPart { graph, inputs, outputs } = part;
         Ok(DecoderSession { session: open(graph)?, inputs, outputs })
     };
-    let resident = match decoder.resident {
-        Some([scored, headless]) => Some(ResidentDecoder { scored: resident(scored)?, headless: resident(headless)? }),
+    let open_resident = |parts: Option<[DecoderPart; 2]>| -> Result<Option<ResidentDecoder>, Error> {
+        let Some([scored, headless]) = parts else { return Ok(None) };
+        Ok(Some(ResidentDecoder { scored: open_part(scored)?, headless: open_part(headless)? }))
+    };
+    let DecoderSession { session: headless, inputs, outputs } = open_part(decoder.headless)?;
+    let headless = Headless { session: headless, inputs, outputs };
+    let resident = open_resident(decoder.resident)?;
+    let long = match decoders.long {
         None => None,
+        Some((limit, DecoderGraph { graph, inputs, outputs, headless, resident, .. })) => {
+            let scored = open_part(DecoderPart { graph, inputs, outputs })?;
+            Some(LongDecoder { limit, scored, headless: open_part(headless)?, resident: open_resident(resident)? })
+        }
     };
     let session = open(decoder.graph)?;
     Ok(TextModel::new(TextModelParts {
@@ -282,6 +286,7 @@ fn open_decoder(
         outputs: decoder.outputs,
         headless,
         resident,
+        long,
         layers: decoder.layers,
         vocabulary: decoder.vocabulary,
         ladders,

@@ -117,6 +117,40 @@ fn a_gpu_that_keeps_caches_chooses_what_the_cpu_chooses() {
 }
 
 #[test]
+fn prompts_of_several_chunks_are_read_behind_what_was_written() {
+    let folder = folder_with(&data(), r#"{"length_buckets":[4],"row_buckets":[1],"kv_capacity_buckets":[32]}"#);
+    let folders = both(folder.path());
+    let prompt: Vec<u32> = (0..18).map(|position| 3 + position * 7 % 90).collect();
+    // Steps without scores have nothing that the host reads, and the next one must still find what they wrote.
+    for _ in 0..5 {
+        let scores = folders.each_ref().map(|folder| {
+            let params = GeneratorParams::new(folder.model.config().search.clone());
+            let mut generator = Generator::new(&folder.model, params).unwrap();
+            generator.append(&[&prompt]).unwrap();
+            generator.logits(0).unwrap().to_vec()
+        });
+        let errors = scores[0].iter().zip(&scores[1]).map(|(a, b)| (a - b).abs());
+        assert!(errors.clone().all(|error| error < 1e-4), "{:?}", errors.fold(0.0, f32::max));
+    }
+}
+
+#[test]
+fn rows_on_a_gpu_become_long_when_they_do_on_the_cpu() {
+    let long = data().with_file_name("phi3_long-fp32");
+    let folder = folder_with(&long, r#"{"length_buckets":[16],"row_buckets":[2],"kv_capacity_buckets":[64]}"#);
+    let folders = both(folder.path());
+    let prompts: [Vec<u32>; 2] = [30, 12].map(|length| (0..length).map(|position| 3 + position * 7 % 90).collect());
+    let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+    let answers = folders.each_ref().map(|folder| {
+        let params = GeneratorParams::new(folder.model.config().search.clone()).max_new_tokens(6);
+        let answers = generate(&folder.model, None, &params, &prompts, &mut |_| (), None).unwrap().answers;
+        answers.into_iter().map(|answer| answer.tokens).collect::<Vec<Vec<u32>>>()
+    });
+    assert_eq!(answers[0], answers[1]);
+    assert_eq!(answers[0].iter().map(Vec::len).collect::<Vec<_>>(), [6, 6]);
+}
+
+#[test]
 fn rows_on_a_gpu_are_rewound_forked_and_read() {
     let [on_cpu, on_gpu] = both(small_folder().path());
     let params = GeneratorParams::new(on_cpu.model.config().search.clone());

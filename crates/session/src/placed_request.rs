@@ -49,8 +49,8 @@ impl<'a> From<&PlacedArgument<'a>> for InputForm<'a> {
 
 impl Session {
     /// Runs a request whose buffers lie on the host and on the Session's first device. Outputs on the host are there when this
-    /// returns; those on the device are written by then too, unless none is on the host. An output that the Program changes in
-    /// place may be given the memory of its input.
+    /// returns, and those on the device are written by then. An output that the Program changes in place may be given the
+    /// memory of its input.
     pub fn run_placed(
         &self,
         inputs: &[PlacedArgument<'_>],
@@ -131,6 +131,7 @@ impl ExecContext {
                 }
             });
         }
+        let is_left = outputs.iter().all(|output| matches!(output, ResultPlace::Device(_)));
         let mut to = Vec::with_capacity(outputs.len());
         for (place, output) in chunk.outputs.iter().zip(outputs) {
             let OutputPlace::Caller { start, bytes } = *place else { return Err(inexact()) };
@@ -142,7 +143,13 @@ impl ExecContext {
             });
         }
         let (from, to) = (precast_program::CallInputs::Placed(&from), precast_program::CallOutputs::Placed(&mut to));
-        Ok(device.call(chunk.entry.on(ordinal), from, to, None)?)
+        let run = device.call(chunk.entry.on(ordinal), from, to, None)?;
+        // Reading a result waits for all of them. Where none is read, the next request may be another Session's, whose work
+        // is in no order with this one's.
+        if is_left {
+            device.completion()?.wait()?;
+        }
+        Ok(run)
     }
 }
 

@@ -79,6 +79,7 @@ fn open(folder: &Path, max_length: usize) -> Result<TextModel> {
 fn measure(model: &TextModel, prompt: usize, runs: usize) -> Result<Row> {
     let tokens: Vec<u32> = (0..prompt as u32).map(|i| (100 + 7 * i) % model.vocabulary() as u32).collect();
     let exact = StepPlan {
+        is_long: false,
         phase: Phase::Prefill,
         shape: StepShape { rows: 1, length: prompt, capacity: prompt },
         rows: vec![PlannedRow { slot: 0, cached: 0, valid: prompt, is_last: true }],

@@ -17,7 +17,7 @@ use crate::measure::median;
 use crate::paths;
 
 /// Files of cases.
-const CASES: [&str; 3] = ["golden.json", "edge_cases.json", "own_cases.json"];
+const CASES: [&str; 4] = ["golden.json", "edge_cases.json", "own_cases.json", "family_cases.json"];
 /// Largest difference of a score from that of other implementations.
 const SCORE_TOLERANCE: f32 = 1e-4;
 /// Tokens before the first that is measured.

@@ -61,7 +61,7 @@ fn compile(body: &Graph, shape: &[usize]) -> Option<PointwiseProgram> {
     for (position, &input) in body.inputs().iter().enumerate() {
         let ty = body.ty(input);
         let strides = broadcast_strides(&ty.shape()?, shape);
-        specs.push(InputSpec { lane: lane(ty.dtype)?, strides });
+        specs.push(InputSpec { lane: lane(ty.dtype).or_else(|| cast_input(body, input))?, strides });
         let register = compiler.push(Instruction::Load { input: position });
         compiler.registers[input.0 as usize] = Some(register);
     }
@@ -72,7 +72,7 @@ fn compile(body: &Graph, shape: &[usize]) -> Option<PointwiseProgram> {
     let [output] = body.outputs() else { return None };
     let result = compiler.register(output.value)?;
     compiler.push(Instruction::Store { src: result, output: 0 });
-    let outputs = [OutputSpec { lane: lane(body.ty(output.value).dtype)? }];
+    let outputs = [OutputSpec { lane: lane(body.ty(output.value).dtype).or_else(|| cast_output(body, output.value))? }];
     PointwiseProgram::new(shape, &specs, &outputs, compiler.instructions).ok()
 }
 
@@ -125,6 +125,13 @@ impl Compiler<'_> {
                 if op.to == dtype {
                     return Some(operands[0]);
                 }
+                // Registers hold half floats as f32: what is loaded is exact, and what is stored is rounded then.
+                if half_lane(op.to).is_some() {
+                    return cast_output(self.body, node.outputs[0]).map(|_| operands[0]);
+                }
+                if half_lane(dtype).is_some() && op.to == DType::F32 {
+                    return Some(operands[0]);
+                }
                 Instruction::Cast { src: operands[0], to: lane(op.to)? }
             }
             _ => return None,
@@ -144,6 +151,32 @@ fn lane(dtype: DType) -> Option<Lane> {
         DType::I8 => Some(Lane::I8),
         _ => None,
     }
+}
+
+fn half_lane(dtype: DType) -> Option<Lane> {
+    match dtype {
+        DType::F16 => Some(Lane::F16),
+        DType::BF16 => Some(Lane::Bf16),
+        _ => None,
+    }
+}
+
+/// The lane of half floats that are cast and nothing else.
+fn cast_input(body: &Graph, input: ValueId) -> Option<Lane> {
+    let is_cast = |node: &Node| !node.inputs.contains(&input) || matches!(node.op, Op::Cast(_));
+    let is_output = body.outputs().iter().any(|output| output.value == input);
+    half_lane(body.ty(input).dtype).filter(|_| !is_output && body.nodes().iter().all(is_cast))
+}
+
+/// The lane of half floats that f32 ones are cast to, behind which nothing is computed.
+fn cast_output(body: &Graph, value: ValueId) -> Option<Lane> {
+    let is_maker = |node: &Node| {
+        let is_f32 = node.inputs.first().is_some_and(|&input| body.ty(input).dtype == DType::F32);
+        node.outputs.contains(&value) && matches!(node.op, Op::Cast(_)) && is_f32
+    };
+    let is_output = body.outputs().iter().any(|output| output.value == value);
+    let is_read = body.nodes().iter().any(|node| node.inputs.contains(&value));
+    half_lane(body.ty(value).dtype).filter(|_| is_output && !is_read && body.nodes().iter().any(is_maker))
 }
 
 fn scalar(tensor: &Tensor) -> Option<Scalar> {

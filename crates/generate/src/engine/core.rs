@@ -16,7 +16,7 @@ use super::events::{Event, EventQueue, TokenEvent};
 use super::metrics::EngineMetrics;
 use super::options::EngineLimits;
 use super::page_pool::{PageId, PagePool};
-use super::prefix_cache::PrefixCache;
+use super::prefix_cache::{PrefixCache, long_root};
 use super::row::{Row, RowId, RowState};
 use super::runner::{Scores, StepFault, StepRow, StepRunner};
 use super::schedule::{Candidate, Share, StepBudget, share_step};
@@ -185,6 +185,7 @@ impl EngineCore {
     pub fn step(&mut self, now: Instant) -> StepOutcome {
         self.step += 1;
         self.reap(now);
+        self.turn_rows();
         let is_deferred = self.admit();
         // What proposals cost is part of what a step takes.
         let begun = Instant::now();
@@ -233,6 +234,24 @@ impl EngineCore {
                 }
             } else if row.state != RowState::Parked && row.deadline.is_some_and(|deadline| deadline <= now) {
                 self.fail(id, "the deadline has passed".to_string(), true);
+            }
+        }
+    }
+
+    /// Takes the pages of rows that have become long, or short again, and queues them: what is cached of them was computed in
+    /// another way.
+    fn turn_rows(&mut self) {
+        let Some(limit) = self.limits.length_switch else { return };
+        let is_turned = |row: &&Row| row.state != RowState::Parked && row.is_long != (row.tokens.len() > limit);
+        let turned: Vec<RowId> = self.rows.values().filter(is_turned).map(|row| row.id).collect();
+        for id in turned {
+            self.runner.forget(id);
+            self.keep_pages(id, 0);
+            let step = self.step;
+            let Some(row) = self.rows.get_mut(&id) else { continue };
+            row.is_long = !row.is_long;
+            if row.is_running() {
+                (row.state, row.is_prompt, row.queued) = (RowState::Queued, true, step);
             }
         }
     }
@@ -292,7 +311,7 @@ impl EngineCore {
         let known = &row.tokens[..row.tokens.len() - 1];
         let is_new = row.pages.is_empty();
         let hits = match is_new && row.is_sharing {
-            true => self.prefix.find(row.chain_root, known, page_tokens),
+            true => self.prefix.find(row.root(), known, page_tokens),
             false => Vec::new(),
         };
         let held = if is_new { hits.len() } else { row.pages.len() };
@@ -377,11 +396,11 @@ impl EngineCore {
         let is_divisible = self.runner.is_divisible();
         let decoding = self.rows.values().filter(|row| row.is_running() && !row.is_prompt).count();
         let is_worth = self.limits.proposes_always || self.governor.allows(decoding.min(self.rows_now));
-        let is_drafting = is_divisible && is_worth;
+        let (is_drafting, length_switch) = (is_divisible && is_worth, self.limits.length_switch);
         for row in self.rows.values_mut().filter(|row| row.is_running()) {
             row.draft.clear();
             if is_drafting && !row.is_prompt {
-                row.draft = row.speculation.propose(&row.tokens, row.draft_room());
+                row.draft = row.speculation.propose(&row.tokens, row.draft_room(length_switch));
                 row.search.cut_draft(&mut row.draft);
                 row.is_looked_up = !row.draft.is_empty();
             }
@@ -420,7 +439,7 @@ impl EngineCore {
         rows.truncate(self.rows_now);
         // In the order of rows that came first, so that they stay where they lie.
         rows.sort_by_key(|row| row.id);
-        let asks: Vec<DraftAsk<'_>> = rows.iter().map(|row| row.draft_ask()).collect();
+        let asks: Vec<DraftAsk<'_>> = rows.iter().map(|row| row.draft_ask(limits.length_switch)).collect();
         let proposed = draft.propose(&asks);
         let proposed: Vec<(RowId, Vec<u32>)> = rows.iter().map(|row| row.id).zip(proposed).collect();
         for (id, tokens) in proposed {
@@ -538,7 +557,7 @@ impl EngineCore {
                 let row = &self.rows[&part.row];
                 let is_last = part.tokens == row.pending();
                 let scored = if is_last { 1 + part.drafted } else { 0 };
-                StepRow { row: part.row, tokens, cached: row.cached, pages, scored }
+                StepRow { row: part.row, tokens, cached: row.cached, pages, scored, is_long: row.is_long }
             })
             .collect();
         self.runner.run(&rows)
@@ -657,7 +676,7 @@ impl EngineCore {
         let page_tokens = self.limits.page_tokens;
         let Some(row) = self.rows.get_mut(&id).filter(|row| row.is_sharing) else { return };
         for position in row.chain.len()..row.cached / page_tokens {
-            let before = row.chain.last().copied().unwrap_or(row.chain_root);
+            let before = row.chain.last().copied().unwrap_or_else(|| row.root());
             let tokens = &row.tokens[position * page_tokens..(position + 1) * page_tokens];
             let (name, page) = self.prefix.insert(before, tokens, row.pages[position], &mut self.pool);
             row.pages[position] = page;
@@ -692,7 +711,9 @@ impl EngineCore {
         let Some(row) = self.rows.remove(&id) else { return };
         let is_private = !self.limits.prefix_caching && row.is_sharing;
         if is_private && !self.rows.values().any(|other| other.chain_root == row.chain_root) {
-            self.prefix.forget_root(row.chain_root, &mut self.pool);
+            for root in [row.chain_root, long_root(row.chain_root)] {
+                self.prefix.forget_root(root, &mut self.pool);
+            }
         }
     }
 

@@ -209,6 +209,8 @@ impl DraftModel {
             shape: StepShape { rows: size, length, capacity: self.cache.capacity() },
             rows: planned,
             scores: PlanScores::Last,
+            // A draft may be worse than it could be, behind a limit of its own.
+            is_long: false,
         };
         let tokens = rows.iter().zip(&plan.rows).map(|(row, planned)| &row.tokens[planned.cached..][..planned.valid]);
         let tokens: Vec<&[u32]> = tokens.collect();

@@ -120,6 +120,7 @@ impl Engine {
         runner: Box<dyn StepRunner>,
     ) -> Result<Engine, EngineError> {
         let limits = limits_of(model, &options)?;
+        let limits = EngineLimits { length_switch: model.length_switch(), ..limits };
         let core = EngineCore::new(runner, limits.clone());
         let inbox = Arc::new(Inbox { state: Mutex::default(), arrived: Condvar::new() });
         let (thread_inbox, checks) = (inbox.clone(), options.checks_invariants);
@@ -236,6 +237,7 @@ impl Engine {
             pages: Vec::new(),
             chain: Vec::new(),
             chain_root: chain_root(&root),
+            is_long: false,
             is_sharing: self.limits.prefix_caching || shares_prompt,
             state: RowState::Queued,
             is_prompt: true,

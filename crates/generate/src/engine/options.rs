@@ -138,6 +138,7 @@ impl EngineOptions {
             prefix_caching: self.prefix_caching,
             events_max: self.events_max,
             proposes_always: self.proposes_always,
+            length_switch: None,
         })
     }
 }
@@ -167,6 +168,8 @@ pub struct EngineLimits {
     pub events_max: usize,
     /// Propose in every step, whether that pays or not.
     pub proposes_always: bool,
+    /// Most tokens of a row that is not long, where long ones are computed in another way.
+    pub length_switch: Option<usize>,
 }
 
 #[cfg(test)]

@@ -136,6 +136,7 @@ impl PagedRunner {
                 shape: StepShape { rows: size, length, capacity: cache.capacity() },
                 rows: planned.collect(),
                 scores: if in_order.iter().any(|row| row.scored > 1) { PlanScores::All } else { PlanScores::Last },
+                is_long: in_order.iter().any(|row| row.is_long),
             };
             jobs.push(Job { group, class, positions: positions.to_vec(), rows: in_order, plan });
         }
@@ -365,9 +366,11 @@ fn groups(
     let is_single = |row: &StepRow<'_>| row.tokens.len() == 1 && row.cached > 0;
     let is_verified = |row: &StepRow<'_>| row.scored > 1 && row.tokens.len() <= length_max;
     let of = |is_member: &dyn Fn(&StepRow<'_>) -> bool| -> Vec<Vec<usize>> {
-        let mut members: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        // Rows that are long are computed in another way than others.
+        let mut members: BTreeMap<(usize, bool), Vec<usize>> = BTreeMap::new();
         for position in (0..rows.len()).filter(|&position| is_member(&rows[position])) {
-            members.entry(class_of(&rows[position])).or_default().push(position);
+            let row = &rows[position];
+            members.entry((class_of(row), row.is_long)).or_default().push(position);
         }
         members
             .into_values()

@@ -13,6 +13,11 @@ pub fn chain_root(salt: &str) -> Digest {
     Digest::of_bytes(salt.as_bytes())
 }
 
+/// Where the chains of long rows begin, whose pages are of no use to others.
+pub fn long_root(root: Digest) -> Digest {
+    chain_next(root, &[])
+}
+
 /// The name of the page that follows another in a chain.
 pub fn chain_next(before: Digest, tokens: &[u32]) -> Digest {
     let mut hasher = Hasher::default();

@@ -10,6 +10,7 @@ use crate::row_search::RowSearch;
 use super::draft_model::DraftAsk;
 use super::events::{EventQueue, Usage};
 use super::page_pool::PageId;
+use super::prefix_cache::long_root;
 use super::speculation::Speculation;
 
 /// The number of a row. Rows that came earlier have lower ones.
@@ -47,6 +48,8 @@ pub struct Row {
     /// Names of its full pages, as far as they are entries of the prefix cache.
     pub(super) chain: Vec<Digest>,
     pub(super) chain_root: Digest,
+    /// Whether its pages were computed as those of long rows.
+    pub(super) is_long: bool,
     /// Whether its pages become entries of the prefix cache.
     pub(super) is_sharing: bool,
     pub(super) state: RowState,
@@ -87,25 +90,35 @@ impl Row {
         self.tokens.len() - self.cached
     }
 
-    /// Tokens that may be proposed; the last token of a row never is, since its scores are not needed.
-    pub(super) fn draft_room(&self) -> usize {
-        self.search.room(self.tokens.len()).saturating_sub(1)
+    /// Tokens that may be proposed. The last token of a row never is, since its scores are not needed; nor are those behind which
+    /// a row that is not long yet would be, since scores behind them are computed in another way.
+    pub(super) fn draft_room(&self, length_switch: Option<usize>) -> usize {
+        let room = self.search.room(self.tokens.len()).saturating_sub(1);
+        match length_switch.filter(|_| !self.is_long) {
+            Some(limit) => room.min(limit.saturating_sub(self.tokens.len())),
+            None => room,
+        }
     }
 
     /// What a draft model is asked.
-    pub(super) fn draft_ask(&self) -> DraftAsk<'_> {
+    pub(super) fn draft_ask(&self, length_switch: Option<usize>) -> DraftAsk<'_> {
         DraftAsk {
             row: self.id,
             tokens: &self.tokens,
             is_generated: &self.is_generated,
             search: &self.search,
-            width: self.speculation.width(self.draft_room()),
+            width: self.speculation.width(self.draft_room(length_switch)),
         }
     }
 
     /// Whether it takes part in steps.
     pub(super) fn is_running(&self) -> bool {
         matches!(self.state, RowState::Running { .. })
+    }
+
+    /// Where its chain begins.
+    pub(super) fn root(&self) -> Digest {
+        if self.is_long { long_root(self.chain_root) } else { self.chain_root }
     }
 
     /// Adds a token.

@@ -20,6 +20,8 @@ pub struct StepRow<'a> {
     pub pages: &'a [PageId],
     /// Behind how many of the last tokens scores are wanted.
     pub scored: usize,
+    /// Whether the row is computed as long ones are, those of its pages too.
+    pub is_long: bool,
 }
 
 /// Why a step did not run.

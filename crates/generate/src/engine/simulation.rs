@@ -61,7 +61,9 @@ struct Wishes {
 
 struct FakeRunner {
     page_tokens: usize,
-    pages: BTreeMap<PageId, Vec<Option<u32>>>,
+    /// Tokens, and whether they were computed as those of long rows.
+    pages: BTreeMap<PageId, Vec<Option<(u32, bool)>>>,
+    length_switch: Option<usize>,
     wishes: Arc<Mutex<Wishes>>,
     is_divisible: bool,
 }
@@ -71,7 +73,7 @@ impl FakeRunner {
         for position in row.cached..row.cached + row.tokens.len() {
             let page = row.pages[position / self.page_tokens];
             let places = self.pages.entry(page).or_insert_with(|| vec![None; self.page_tokens]);
-            places[position % self.page_tokens] = token_of(position - row.cached);
+            places[position % self.page_tokens] = token_of(position - row.cached).map(|token| (token, row.is_long));
         }
     }
 }
@@ -111,10 +113,20 @@ impl StepRunner for FakeRunner {
         let scores = rows.iter().map(|row| {
             let place = |position: usize| {
                 let page = row.pages[position / self.page_tokens];
-                self.pages[&page][position % self.page_tokens].expect("a cached token was written")
+                let (token, is_long) =
+                    self.pages[&page][position % self.page_tokens].expect("a cached token was written");
+                assert_eq!(is_long, row.is_long, "token {position} was computed in another way");
+                token
             };
             let end = row.cached + row.tokens.len();
             let tokens: Vec<u32> = (0..end).map(place).collect();
+            for length in end + 1 - row.scored..=end {
+                assert_eq!(
+                    row.is_long,
+                    self.length_switch.is_some_and(|limit| length > limit),
+                    "scores behind {length}"
+                );
+            }
             (0..row.scored).map(|number| scores_behind(&tokens[..end - row.scored + number + 1])).collect()
         });
         Ok(scores.collect())
@@ -255,6 +267,7 @@ impl Simulation {
         let runner = FakeRunner {
             page_tokens: limits.page_tokens,
             pages: BTreeMap::new(),
+            length_switch: limits.length_switch,
             wishes: wishes.clone(),
             is_divisible: true,
         };
@@ -276,6 +289,7 @@ impl Simulation {
             pages: Vec::new(),
             chain: Vec::new(),
             chain_root: chain_root(""),
+            is_long: false,
             is_sharing: self.limits.prefix_caching,
             state: RowState::Queued,
             is_prompt: true,
@@ -385,6 +399,7 @@ fn limits(page_tokens: usize, pages: usize) -> EngineLimits {
         prefix_caching: false,
         events_max: 1 << 20,
         proposes_always: false,
+        length_switch: None,
     }
 }
 
@@ -418,17 +433,22 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 }
 
 fn any_limits() -> impl Strategy<Value = EngineLimits> {
-    (1usize..6, 7usize..40, 1usize..7, 4usize..40, any::<bool>(), 1usize..12, 1usize..12, 1usize..9).prop_map(
-        |(page_tokens, pages, rows_max, tokens_max, prefix_caching, prefill_max, share, admitted)| EngineLimits {
-            pages: pages.max(30_usize.div_ceil(page_tokens)),
-            rows_max,
-            tokens_max,
-            prefix_caching,
-            prefill_max: prefill_max.min(tokens_max),
-            prefill_min: share.min(prefill_max).min(tokens_max),
-            admitted_max: if admitted < 4 { admitted } else { usize::MAX },
-            length_max: page_tokens * pages.max(30_usize.div_ceil(page_tokens)),
-            ..limits(page_tokens, pages)
+    let switch = prop::option::of(1usize..24);
+    let prefill = (1usize..12, 1usize..12);
+    (1usize..6, 7usize..40, 1usize..7, 4usize..40, any::<bool>(), prefill, 1usize..9, switch).prop_map(
+        |(page_tokens, pages, rows_max, tokens_max, prefix_caching, (prefill_max, share), admitted, length_switch)| {
+            EngineLimits {
+                pages: pages.max(30_usize.div_ceil(page_tokens)),
+                rows_max,
+                tokens_max,
+                prefix_caching,
+                prefill_max: prefill_max.min(tokens_max),
+                prefill_min: share.min(prefill_max).min(tokens_max),
+                admitted_max: if admitted < 4 { admitted } else { usize::MAX },
+                length_switch,
+                length_max: page_tokens * pages.max(30_usize.div_ceil(page_tokens)),
+                ..limits(page_tokens, pages)
+            }
         },
     )
 }

@@ -104,6 +104,8 @@ pub struct ImportOptions {
     /// How inputs lie in tensors that are no tensors of numbers themselves, by input name. Their tensors have names of
     /// their own in `shapes` and `freeze`, as `Structure::visit_tensors` gives them.
     pub structures: BTreeMap<String, Structure>,
+    /// Values of nodes that are constants of this Graph, by name, whatever would compute them.
+    pub known: BTreeMap<String, Tensor>,
     /// An input of its own, i32 [rows], that says how many tokens of each row are cached. With it, nodes of attention read
     /// their past as a cache with room left, and give the keys and values of new tokens alone as present ones.
     pub cache_lengths: Option<(String, Type)>,
@@ -135,8 +137,15 @@ pub fn import(file: &ModelFile, options: &ImportOptions) -> Result<Imported, Imp
         .iter()
         .map(|function| ((domain_of(&function.domain), function.name.as_str()), function))
         .collect();
-    let mut importer =
-        Importer { file, functions, unsupported: Vec::new(), notices: Vec::new(), nodes_seen: 0, nodes_unrolled: 0 };
+    let mut importer = Importer {
+        file,
+        functions,
+        unsupported: Vec::new(),
+        notices: Vec::new(),
+        nodes_seen: 0,
+        nodes_unrolled: 0,
+        known: options.known.clone(),
+    };
     let mut builder = Builder::new(&graph.name, file.limits().tensor_bytes);
     builder.shares_caches = options.shares_caches;
     importer.add_initializers(&mut builder, graph, options)?;
@@ -193,6 +202,8 @@ pub(crate) struct Importer<'a> {
     pub nodes_seen: usize,
     /// Nodes that unrolled loops stand for, of loops inside loops too.
     pub nodes_unrolled: usize,
+    /// Values of the model's own nodes that are constants, by name.
+    pub known: BTreeMap<String, Tensor>,
 }
 
 impl<'a> Importer<'a> {
@@ -210,6 +221,11 @@ impl<'a> Importer<'a> {
             let name = if node.name.is_empty() { format!("{}_{position}", node.op_type) } else { node.name.clone() };
             if uses_missing(builder, node) {
                 builder.mark_missing(&node.output);
+                continue;
+            }
+            if let (0, [output], Some(tensor)) = (depth, &node.output[..], self.known_output(node)) {
+                let value = builder.constant(tensor);
+                builder.define(output, value);
                 continue;
             }
             match self.import_node(builder, node, &name, opsets, depth) {
@@ -230,6 +246,11 @@ impl<'a> Importer<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The value of a node's first output, where that is known.
+    fn known_output(&self, node: &NodeProto) -> Option<Tensor> {
+        self.known.get(node.output.first()?).cloned()
     }
 
     /// Functions and bodies that call each other can stand for many more nodes than a file has.
