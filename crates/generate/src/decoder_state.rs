@@ -203,10 +203,18 @@ impl DecoderState {
 
     /// Runs all pending tokens of live rows, so that each has scores.
     pub fn run_pending(&mut self) -> Result<(), StepError> {
+        self.run_pending_unless(&|| false).map(|_| ())
+    }
+
+    /// The same, but asks before each step whether to give up; false if it did.
+    pub fn run_pending_unless(&mut self, is_cancelled: &dyn Fn() -> bool) -> Result<bool, StepError> {
         while let Some(plan) = plan(&self.row_states(), self.limits()) {
+            if is_cancelled() {
+                return Ok(false);
+            }
             self.run(&plan)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Rows without scores have something pending; rows that are not live never have.

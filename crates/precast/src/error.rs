@@ -183,7 +183,7 @@ fn generate_kind(error: &GenerateError) -> ErrorKind {
     match error {
         GenerateError::Step(StepError::Session(error)) => session_kind(error),
         GenerateError::Step(StepError::Tensor(_)) | GenerateError::Rule { .. } => ErrorKind::Model,
-        GenerateError::Params(_) | GenerateError::Input(_) => ErrorKind::Usage,
+        GenerateError::Params(_) | GenerateError::Input(_) | GenerateError::Cancelled => ErrorKind::Usage,
         GenerateError::Seed(_) => ErrorKind::Device,
     }
 }
