@@ -16,7 +16,8 @@ use crate::subject::options;
 /// Shows what a model folder is.
 pub fn inspect_folder(folder: &Path, shared: &Shared) -> Result<Report, Failure> {
     let device = shared.device.is_some().then(|| shared.device());
-    let text_options = TextOptions { runner: options(shared), device, ..TextOptions::default() };
+    let text_options =
+        TextOptions { runner: options(shared), threads: shared.threads, device, ..TextOptions::default() };
     let TextFolder { model, tokenizer, notices } = open_text_model(folder, &text_options)?;
     let config = &model.config().model;
     let mut text = String::new();

@@ -135,6 +135,11 @@ impl Ladders {
         Ladders { length: Ladder::exact(longest), rows: Ladder::exact(1), capacity, long_chunk: None, is_exact: true }
     }
 
+    /// The same ladders for a model that is told one length for all rows: one row at a time.
+    pub fn with_single_rows(self) -> Ladders {
+        Ladders { rows: Ladder::exact(1), ..self }
+    }
+
     /// The same ladders for chunks of at most so many tokens: the chunk is rounded up to a size that there is.
     pub fn with_chunk(&self, chunk: usize) -> Ladders {
         let largest = self.length.at_least(chunk).unwrap_or_else(|| self.length.largest());

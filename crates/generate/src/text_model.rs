@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use precast_session::{Argument, RunReport, Session, SessionError};
 use precast_tensor::{DType, Tensor, TensorError};
@@ -12,6 +13,7 @@ use crate::kv_cache::{Half, KvCache, LayerLayout};
 use crate::ladder::Ladders;
 use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
 use crate::resident::ResidentDecoder;
+use crate::roles::{CountForm, CountOf};
 use crate::spare_memory::SpareMemory;
 use crate::step_buffers::{Scores, StepBuffers, is_shared};
 
@@ -30,6 +32,8 @@ pub enum InputRole {
     NewTokens,
     /// Behind which new tokens scores are wanted, i64 [rows, scored].
     LogitsIndex,
+    /// A number of tokens, for all rows or for each.
+    Count(CountOf, CountForm),
     /// Keys or values of a layer's cache.
     Past(usize, Half),
 }
@@ -65,7 +69,11 @@ pub enum StepError {
 pub struct TextModel {
     shared: Arc<TextModelParts>,
     spare: Arc<SpareMemory>,
+    watchers: Vec<StepWatcher>,
 }
+
+/// Who is told what every step of a decoder ran and how long it took, whichever thread ran it.
+pub type StepWatcher = Arc<dyn Fn(&StepPlan, &RunReport, Duration) + Send + Sync>;
 
 /// What a TextModel is made of.
 pub struct TextModelParts {
@@ -112,7 +120,21 @@ pub struct StepOutputs {
 impl TextModel {
     /// A decoder of these parts.
     pub fn new(parts: TextModelParts) -> TextModel {
-        TextModel { shared: Arc::new(parts), spare: Arc::default() }
+        TextModel { shared: Arc::new(parts), spare: Arc::default(), watchers: Vec::new() }
+    }
+
+    /// The same decoder, with one more who is told of the steps of this handle and of those cloned from it.
+    pub fn watched(mut self, watcher: StepWatcher) -> TextModel {
+        self.watchers.push(watcher);
+        self
+    }
+
+    /// Tells of a step that began then and has ended.
+    pub(crate) fn tell(&self, plan: &StepPlan, report: &RunReport, begun: Instant) {
+        if !self.watchers.is_empty() {
+            let took = begun.elapsed();
+            self.watchers.iter().for_each(|watcher| watcher(plan, report, took));
+        }
     }
 
     /// The configuration of its folder.
@@ -173,7 +195,9 @@ impl TextModel {
             inputs.iter().map(|&(role, dtype)| Input::of(role, dtype, plan, tokens, cache)).collect();
         let arguments: Vec<Argument<'_>> = inputs.iter().map(|input| input.argument(plan, cache)).collect();
         let bytes = |role, dtype: DType| self.output_elements(role, plan) * dtype.size_bytes();
+        let begun = Instant::now();
         let report = session.run_into(&arguments, &mut buffers.prepare(roles, bytes, &self.spare))?;
+        self.tell(plan, &report, begun);
         let logits = match roles.iter().position(|(role, _)| *role == OutputRole::Logits) {
             None => vec![Scores::default(); plan.rows.len()],
             Some(place) if is_shared(&roles[place]) => {
@@ -345,6 +369,21 @@ impl Input {
             InputRole::NewTokens => {
                 let valid = |row: usize| plan.rows.get(row).map_or(0, |row| row.valid as i64);
                 Input::integers(dtype, vec![rows], (0..rows).map(valid))
+            }
+            InputRole::Count(of, form) => {
+                let count = |row: &PlannedRow| match of {
+                    CountOf::Past => row.cached as i64,
+                    CountOf::New => row.valid as i64,
+                    CountOf::Total => (row.cached + row.valid) as i64,
+                };
+                let largest = || plan.rows.iter().map(count).max().into_iter();
+                match form {
+                    CountForm::Scalar => Input::integers(dtype, Vec::new(), largest()),
+                    CountForm::Single => Input::integers(dtype, vec![1], largest()),
+                    CountForm::Rows => {
+                        Input::integers(dtype, vec![rows], (0..rows).map(|row| count(&plan.rows[planned(row)])))
+                    }
+                }
             }
             InputRole::Past(..) => Input::integers(dtype, Vec::new(), std::iter::empty()),
         }

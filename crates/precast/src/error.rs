@@ -191,7 +191,7 @@ fn generate_kind(error: &GenerateError) -> ErrorKind {
 /// What kind of failure a model folder's is.
 fn folder_kind(error: &FolderError) -> ErrorKind {
     match error {
-        FolderError::Io { .. } | FolderError::NoConfig { .. } => ErrorKind::Usage,
+        FolderError::Io { .. } | FolderError::Write { .. } | FolderError::NoConfig { .. } => ErrorKind::Usage,
         FolderError::Outside { .. } => ErrorKind::Model,
         FolderError::TooLarge { .. } => ErrorKind::Limit,
     }
