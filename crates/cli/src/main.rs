@@ -12,6 +12,7 @@ mod compile;
 mod exit;
 mod fitting;
 mod generate;
+mod golden_case;
 mod inputs;
 mod inspect;
 mod inspect_folder;

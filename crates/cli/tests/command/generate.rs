@@ -84,6 +84,24 @@ fn steps_are_explained() {
 }
 
 #[test]
+fn steps_of_an_engine_are_explained_too() {
+    let bench = Bench::new();
+    let outcome = run(&bench, "generate", "llama-fp32", "-p hello -n 6 --regex [0-9]+ --explain");
+    assert!(outcome.stderr.lines().filter(|line| line.contains(": Program rows=1 ")).count() > 2, "{}", outcome.stderr);
+    bench.write("o.json", br#"{"speculative": {"ngram_size": 2}}"#);
+    let outcome = run(&bench, "generate", "llama-fp32", "--tokens 5,6,7 -n 3 --overlay o.json --explain");
+    assert!(outcome.stderr.contains("prefill: Program rows=1 length="), "{}", outcome.stderr);
+}
+
+#[test]
+fn ends_by_a_stop_string_say_which() {
+    let arguments = "--tokens 5,6,7,8 -n 60 --stop never-said --stop tiny --json --quiet";
+    let outcome = run(&Bench::new(), "generate", "llama-fp32", arguments);
+    let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(json["answers"][0]["finish"].as_str(), Some("stop_string(1)"), "{json}");
+}
+
+#[test]
 fn a_conversation_keeps_what_was_said_and_forgets_on_request() {
     let bench = Bench::new();
     let arguments = format!("chat {} -n 4 --quiet", folder("llama-fp32").display());
@@ -161,8 +179,45 @@ fn folders_are_verified_against_golden_cases() {
     assert_eq!(outcome.exit, 4);
     let line = "generator, row 0, step 2: 9 was expected and 221 came; likeliest here: 221 (";
     assert!(outcome.stdout.contains(line) && outcome.stdout.contains("engine, row 0, step 2"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("; the expected 9 has "), "{}", outcome.stdout);
     let outcome = run(&bench, "verify", "phi3-fp32", "--against none.json --quiet");
     assert_eq!(outcome.exit, 2);
+}
+
+#[test]
+fn ends_scores_and_scripts_of_golden_cases_are_verified() {
+    let bench = Bench::new();
+    let edge = format!("--against {} --json --quiet", folder("edge_cases.json").display());
+    let json = run(&bench, "verify", "llama-fp32", &edge).json();
+    let ids: Vec<&str> = json["cases"].as_array().unwrap().iter().map(|case| case["id"].as_str().unwrap()).collect();
+    assert!(
+        json["equal"] == true && ids.contains(&"edge/llama-rewind") && ids.contains(&"edge/llama-pad-all"),
+        "{json}"
+    );
+    assert!(json["skipped"]["for_other_folders"].as_array().unwrap().len() > 3, "{json}");
+    bench.write(
+        "wrong.json",
+        br#"{"cases":[
+            {"id":"finish","prompts":[[5,6,7,8]],"max_new_tokens":2,"generated":[[86,282]],"finish":["eos"]},
+            {"id":"logits","prompts":[[5,6,7,8]],"first_logits_head":[[99]]},
+            {"id":"script","script":[["append",[5,6,7,8]],["next",1,[86]],["expect_len",4]]},
+            {"id":"empty","prompts":[[5]]}]}"#,
+    );
+    let outcome = run(&bench, "verify", "llama-fp32", "--against wrong.json --quiet");
+    assert_eq!(outcome.exit, 4);
+    for line in [
+        "generator, row 0: an end by eos was expected and one by length came",
+        "engine, row 0: an end by eos was expected and one by length came",
+        "first scores, row 0, token 0: 99 was expected and ",
+        "script, call 2: 4 was expected and 5 came",
+        "skipped  1 say nothing that could differ: empty",
+        "cases    0 equal of 3",
+    ] {
+        assert!(outcome.stdout.contains(line), "{line}: {}", outcome.stdout);
+    }
+    bench.write("bad.json", br#"{"cases":[{"id":"x","script":[["jump",1]]}]}"#);
+    let outcome = run(&bench, "verify", "llama-fp32", "--against bad.json --quiet");
+    assert!(outcome.exit == 2 && outcome.stderr.contains("is no call of a script"), "{}", outcome.stderr);
 }
 
 #[test]
