@@ -58,7 +58,7 @@ pub struct Cx {
 fn main() -> ExitCode {
     let started = Instant::now();
     let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+        Ok(Cli { verb, shared }) => Cli { verb: verb.plain(), shared },
         Err(error) => return end_parsing(&error),
     };
     let console = Console::new(&cli.shared);
@@ -114,6 +114,7 @@ fn run_verb(cli: &Cli, cx: &Cx) -> Result<Report, Failure> {
         Verb::Generate(args) => generate::run_generate(args, &cli.shared, cx),
         Verb::Chat(args) => chat::run_chat(args, &cli.shared, cx),
         Verb::Bench(args) => bench::run_bench(args, &cli.shared, cx),
+        Verb::Llm(_) => unreachable!("`plain` leaves no verb under another name"),
         Verb::Cache(args) => cache::cache(args, &cli.shared, cx),
     }
 }

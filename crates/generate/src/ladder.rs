@@ -146,6 +146,14 @@ impl Ladders {
         Ladders { length: Ladder::of(self.length.sizes().iter().copied(), largest), long_chunk: None, ..self.clone() }
     }
 
+    /// Programs of one capacity: prompts of each length with scores, the longest without, and decode steps of each number of
+    /// rows; a prompt of one token behind a cache is a decode step.
+    pub fn programs_a_capacity(&self) -> usize {
+        let long = 2 * usize::from(self.long_chunk.is_some());
+        let rows = self.rows.sizes().iter().filter(|&&rows| rows > 1).count();
+        self.length.sizes().len() + 1 + long + rows
+    }
+
     /// Slots of a cache for a prompt, with room for what is generated first. The longest length that is allowed plays no
     /// part: a cache grows when it must.
     pub fn capacity_at_first(&self, prompt: usize, max_new_tokens: Option<usize>) -> usize {

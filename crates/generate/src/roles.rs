@@ -92,6 +92,36 @@ pub struct Roles {
     pub present: Vec<CacheNames>,
 }
 
+impl Roles {
+    /// Every role that is bound and the name that it is bound to; layers by their first one, with how many there are.
+    pub fn named(&self) -> Vec<(&'static str, String)> {
+        let layers = |all: &[CacheNames]| match all {
+            [] => "none".to_string(),
+            [only] => only.names().join(", "),
+            [first, ..] => format!("{} and {} more layers", first.names().join(", "), all.len() - 1),
+        };
+        let mut named = vec![("input_ids", self.input_ids.clone())];
+        named.extend(self.attention_mask.iter().map(|name| ("attention_mask", name.clone())));
+        named.extend(self.position_ids.iter().map(|name| ("position_ids", name.clone())));
+        named.extend(self.counts.iter().map(|count| (count.of.name(), count.name.clone())));
+        named.push(("past", layers(&self.past)));
+        named.push(("logits", self.logits.clone()));
+        named.push(("present", layers(&self.present)));
+        named
+    }
+}
+
+impl CountOf {
+    /// What reports call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            CountOf::Past => "past length",
+            CountOf::New => "current length",
+            CountOf::Total => "total length",
+        }
+    }
+}
+
 /// Why the graph does not fit the configuration: everything that does not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the decoder's graph does not fit its configuration: {}", .0.join("; "))]

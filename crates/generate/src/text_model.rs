@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use precast_session::{Argument, RunReport, Session, SessionError};
+use precast_session::{Argument, Bucket, RunReport, Session, SessionError};
 use precast_tensor::{DType, Tensor, TensorError};
 
 use crate::config::GenerationConfig;
 use crate::kv_cache::{Half, KvCache, LayerLayout};
 use crate::ladder::Ladders;
-use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
+use crate::plan::{Phase, PlannedRow, ProgramSet, Scores as PlanScores, StepPlan, StepShape};
 use crate::resident::ResidentDecoder;
-use crate::roles::{CountForm, CountOf};
+use crate::roles::{CountForm, CountOf, Roles};
 use crate::spare_memory::SpareMemory;
 use crate::step_buffers::{Scores, StepBuffers, is_shared};
 
@@ -53,6 +53,15 @@ pub enum OutputRole {
     BestScore,
 }
 
+/// Symbols of a decoder's Graph: rows of a step.
+pub const ROWS: &str = "rows";
+/// New tokens of a row.
+pub const LENGTH: &str = "length";
+/// Slots of a cache.
+pub const CAPACITY: &str = "capacity";
+/// Tokens of a row behind which scores are wanted.
+pub const SCORED: &str = "scored";
+
 /// Why a decoder's step did not run.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
@@ -89,12 +98,16 @@ pub struct TextModelParts {
     pub headless: Headless,
     /// The same decoder where its device keeps caches.
     pub resident: Option<ResidentDecoder>,
+    /// Which of the graph's inputs and outputs is what.
+    pub roles: Roles,
     /// What each layer caches.
     pub layers: Vec<LayerLayout>,
     /// Ids that scores have.
     pub vocabulary: usize,
     /// Sizes that have Programs.
     pub ladders: Ladders,
+    /// Whether a step takes a larger Program that is there rather than wait for one of its own.
+    pub pads_up: bool,
     /// Canonical name of the device.
     pub device: String,
 }
@@ -150,6 +163,20 @@ impl TextModel {
     /// Sizes that have Programs.
     pub fn ladders(&self) -> &Ladders {
         &self.shared.ladders
+    }
+
+    /// Programs that steps whose scores are wanted may count on: where larger ones are taken, those that are there.
+    pub fn ready(&self) -> ProgramSet {
+        if !self.shared.pads_up {
+            return ProgramSet::Any;
+        }
+        let session = self.resident().map_or(&self.shared.session, |decoder| &decoder.scored.session);
+        ProgramSet::Ready(session.loaded().iter().filter_map(shape_of).collect())
+    }
+
+    /// Which of the graph's inputs and outputs is what.
+    pub fn roles(&self) -> &Roles {
+        &self.shared.roles
     }
 
     /// What each layer caches.
@@ -289,6 +316,14 @@ impl TextModel {
         let row = |row: usize| read_floats(&bytes[row * row_bytes..][..row_bytes], dtype);
         (0..plan.rows.len() * plan.scored()).map(row).collect()
     }
+}
+
+/// Sizes of a Program that gives one row of scores a sequence. The capacity is none where every layer has a window of its own.
+fn shape_of(bucket: &Bucket) -> Option<StepShape> {
+    let size =
+        |symbol: &str| bucket.dims().find(|(name, _)| *name == symbol).and_then(|(_, size)| size.try_into().ok());
+    let is_plain = size(SCORED).is_none_or(|scored: usize| scored == 1);
+    is_plain.then_some(StepShape { rows: size(ROWS)?, length: size(LENGTH)?, capacity: size(CAPACITY).unwrap_or(0) })
 }
 
 /// Elements of a float type as f32.

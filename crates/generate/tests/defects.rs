@@ -4,6 +4,7 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 use precast::generate::{FinishReason, GenerateError, Generator, GeneratorParams, TextModel, generate};
 use precast::{TextOptions, open_text_model};
@@ -315,6 +316,20 @@ fn settings_of_a_session_do_what_they_say() {
     assert!(target(&strict) != target(&all) && target(&all) == target(&open("{}", None)));
     let prompt: &[u32] = &[5, 6, 7, 8];
     assert_eq!(answers(&strict.model, &endless(&strict.model, 3), &[prompt]), [[86, 282, 221]]);
+}
+
+#[test]
+fn a_step_takes_a_larger_program_that_is_there() {
+    let on_miss = Some("pad-to-larger,wait".parse().unwrap());
+    let options = TextOptions { on_miss, ..TextOptions::default() };
+    let model = open_text_model(&data().join("llama-fp32"), &options).unwrap().model;
+    let shapes = Arc::new(Mutex::new(Vec::new()));
+    let seen = shapes.clone();
+    let watched = model.watched(Arc::new(move |plan, _, _| seen.lock().unwrap().push(plan.shape.length)));
+    let expected = answers(&support::model("llama-fp32"), &endless(&watched, 3), &[&[5, 6, 7, 8]]);
+    answers(&watched, &endless(&watched, 1), &[&[9; 12]]);
+    assert_eq!(answers(&watched, &endless(&watched, 3), &[&[5, 6, 7, 8]]), expected);
+    assert_eq!(*shapes.lock().unwrap(), [12, 12, 1, 1], "what was there for 12 tokens serves 4");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use precast_generate::config::{DecoderConfig, GenerationConfig};
 use precast_generate::kv_cache::{Half, LayerLayout};
 use precast_generate::roles::{CacheNames, CountForm, GraphPort, RoleError, Roles, bind_roles};
-use precast_generate::text_model::{InputRole, OutputRole};
+use precast_generate::text_model::{CAPACITY, InputRole, LENGTH, OutputRole, ROWS, SCORED};
 use precast_ir::graph::{GraphCopy, Provenance};
 use precast_ir::op::{AppendToCache, ArgFn, ArgReduce, Concat, GatherElements, Reshape, Slice};
 use precast_ir::{Graph, Op, ValueId};
@@ -17,18 +17,10 @@ use precast_tensor::{DType, Dim, Symbol, Type};
 use crate::error::Error;
 use crate::model::Model;
 
-/// Rows of a step.
-const ROWS: &str = "rows";
-/// New tokens of a row.
-const LENGTH: &str = "length";
-/// Slots of a cache.
-const CAPACITY: &str = "capacity";
 /// The input that says how many tokens of each row are cached.
 const LENGTHS_INPUT: &str = "precast.cached_lengths";
 /// The input that says behind which tokens scores are wanted.
 const INDEX_INPUT: &str = "precast.logits_index";
-/// Tokens of a row behind which scores are wanted.
-const SCORED: &str = "scored";
 /// The input that says how many new tokens of each row count.
 const NEW_TOKENS_INPUT: &str = "precast.new_tokens";
 /// The output that is the token of the largest score, and the one that is this score.
@@ -37,6 +29,7 @@ const BEST_OUTPUTS: [&str; 2] = ["precast.best", "precast.best_score"];
 /// A decoder's Graph and what its inputs and outputs are.
 pub(crate) struct DecoderGraph {
     pub(crate) graph: Graph,
+    pub(crate) roles: Roles,
     pub(crate) inputs: Vec<(InputRole, DType)>,
     pub(crate) outputs: Vec<(OutputRole, DType)>,
     pub(crate) layers: Vec<LayerLayout>,
@@ -71,18 +64,7 @@ pub(crate) fn decoder_graph(
     passes: &PassOptions,
     machine: DecoderMachine,
 ) -> Result<DecoderGraph, Error> {
-    let decoder = &config.model.decoder;
-    let declared = model.inputs()?;
-    let ports: Vec<GraphPort> = declared
-        .iter()
-        .map(|input| GraphPort {
-            name: input.name.clone(),
-            dtype: input.dtype,
-            dims: input.dims.clone().unwrap_or_default(),
-        })
-        .collect();
-    let roles = bind_roles(decoder, &ports, &model.outputs())?;
-    let layers = layer_layouts(model, decoder, &roles, &ports)?;
+    let (roles, layers) = bind_decoder(model, config)?;
     let keeps_attention = machine.keeps_attention;
     let options = ImportOptions { keeps_attention, ..import_options(&roles, &layers) };
     let imported = model.graph(&options)?.graph;
@@ -101,7 +83,24 @@ pub(crate) fn decoder_graph(
     };
     let refuses_filler = refuses_filler(&graph);
     let DecoderPart { graph, inputs, outputs } = names.part(graph)?;
-    Ok(DecoderGraph { inputs, outputs, layers, vocabulary, refuses_filler, headless, resident, graph })
+    Ok(DecoderGraph { roles, inputs, outputs, layers, vocabulary, refuses_filler, headless, resident, graph })
+}
+
+/// What the inputs and outputs of a decoder's file are, and what its layers cache.
+pub(crate) fn bind_decoder(model: &Model, config: &GenerationConfig) -> Result<(Roles, Vec<LayerLayout>), Error> {
+    let decoder = &config.model.decoder;
+    let declared = model.inputs()?;
+    let ports: Vec<GraphPort> = declared
+        .iter()
+        .map(|input| GraphPort {
+            name: input.name.clone(),
+            dtype: input.dtype,
+            dims: input.dims.clone().unwrap_or_default(),
+        })
+        .collect();
+    let roles = bind_roles(decoder, &ports, &model.outputs())?;
+    let layers = layer_layouts(model, decoder, &roles, &ports)?;
+    Ok((roles, layers))
 }
 
 /// A decoder with and without its scores for a device that keeps caches: new tokens are put into them by the last node, and

@@ -53,12 +53,14 @@ pub struct TextOptions {
     pub cache: Option<PathBuf>,
     /// Most rows of a decode step.
     pub rows_max: usize,
+    /// What answers a step whose Program is not there, whatever the folder says.
+    pub on_miss: Option<OnMissChain>,
 }
 
 impl Default for TextOptions {
     fn default() -> TextOptions {
         let (runner, overlays) = (RunnerOptions::default(), Vec::new());
-        TextOptions { runner, threads: None, device: None, overlays, cache: None, rows_max: ROWS_MAX }
+        TextOptions { runner, threads: None, device: None, overlays, cache: None, rows_max: ROWS_MAX, on_miss: None }
     }
 }
 
@@ -196,7 +198,7 @@ fn available_bytes() -> Option<usize> {
 }
 
 /// The configuration of a folder, without opening its decoder.
-fn read_config(folder: &Folder, options: &TextOptions) -> Result<GenerationConfig, Error> {
+pub(crate) fn read_config(folder: &Folder, options: &TextOptions) -> Result<GenerationConfig, Error> {
     let device_of = |name: &str| match resolve_device_with_notice(name) {
         Ok(resolved) => {
             let kind = resolved.name.kind;
@@ -255,8 +257,9 @@ fn open_decoder(
         false => DecoderMachine { keeps_attention: vec![DType::F32, DType::F16, DType::BF16], keeps_caches: true },
     };
     let decoder = decoder_graph(model, &config, &runner.passes, machine)?;
+    let on_miss = on_miss(&config, options)?;
     let mut session = SessionOptions {
-        on_miss: on_miss(&config)?,
+        on_miss: on_miss.clone(),
         startup: Startup::Lazy,
         measures: false,
         device_label: device.label.clone(),
@@ -292,12 +295,15 @@ fn open_decoder(
         notices.push("Programs have one row, since the graph is told one length for all rows".to_string());
         ladders = ladders.with_single_rows();
     }
+    let pads_up = on_miss.0.first() == Some(&OnMiss::PadUp) && !ladders.is_exact;
     Ok(TextModel::new(TextModelParts {
+        pads_up,
         session,
         inputs: decoder.inputs,
         outputs: decoder.outputs,
         headless,
         resident,
+        roles: decoder.roles,
         layers: decoder.layers,
         vocabulary: decoder.vocabulary,
         ladders,
@@ -331,10 +337,11 @@ fn activations(config: &GenerationConfig, runner: &RunnerOptions) -> Result<Acti
     }
 }
 
-/// What answers a step whose Program is not there; the folder's word, else waiting for it.
-fn on_miss(config: &GenerationConfig) -> Result<OnMissChain, Error> {
-    match &config.tuning.on_miss {
-        Some(text) => text.parse().map_err(|reason| Error::Request(format!("precast.json: on_miss: {reason}"))),
-        None => Ok(OnMiss::Wait.into()),
+/// What answers a step whose Program is not there; the caller's word, else the folder's, else waiting for it.
+fn on_miss(config: &GenerationConfig, options: &TextOptions) -> Result<OnMissChain, Error> {
+    match (&options.on_miss, &config.tuning.on_miss) {
+        (Some(chain), _) => Ok(chain.clone()),
+        (None, Some(text)) => text.parse().map_err(|reason| Error::Request(format!("precast.json: on_miss: {reason}"))),
+        (None, None) => Ok(OnMiss::Wait.into()),
     }
 }

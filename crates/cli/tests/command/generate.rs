@@ -132,8 +132,48 @@ fn a_folder_shows_what_it_caches() {
     let json = bench.json(&format!("inspect {}", folder("gemma2-fp32").display()));
     assert_eq!((json["kv_bytes_per_token"].as_u64(), json["layers"][0]["window"].as_u64()), (Some(512), Some(16)));
     assert_eq!(json["kv_capacity_buckets"], serde_json::json!([256, 512]));
+    let lengths = json["length_buckets"].as_array().unwrap().len() as u64;
+    let rows = json["row_buckets"].as_array().unwrap().len() as u64;
+    // Decode steps of one row are prompts of one token; the longest two lengths also run without scores.
+    assert_eq!(json["programs"].as_u64(), Some(2 * (lengths + rows - 1 + 1 + 2)));
+    assert_eq!(json["roles"][0], serde_json::json!({ "role": "input_ids", "name": "input_ids" }));
     let text = run(&bench, "inspect", "gemma2-fp32", "").stdout;
+    assert!(text.contains("  past: past_key_values.0.key, past_key_values.0.value and 1 more layers\n"), "{text}");
     assert!(text.contains("  layers 0: 2 heads of 16 and 16 f32, the last 16 tokens\n"), "{text}");
+}
+
+#[test]
+fn all_that_is_wrong_with_a_folder_is_told_at_once() {
+    let bench = Bench::new();
+    bench.write("o.json", br#"{"serch":{},"search":{"top_k":-1},"model":{"decoder":{"hidden_size":128}}}"#);
+    let outcome = run(&bench, "inspect", "llama-fp32", "--overlay o.json --json --quiet");
+    assert_eq!(outcome.exit, 3);
+    assert_eq!(outcome.json()["faults"].as_array().unwrap().len(), 2, "{}", outcome.stdout);
+    bench.write("o.json", br#"{"model":{"decoder":{"hidden_size":128,"num_attention_heads":3}}}"#);
+    let outcome = run(&bench, "inspect", "llama-fp32", "--overlay o.json --quiet");
+    assert_eq!(outcome.exit, 3);
+    assert!(outcome.stdout.contains("hidden_size is 128") && outcome.stdout.contains("num_attention_heads is 3"));
+    std::fs::create_dir(bench.path("model")).unwrap();
+    for name in crate::names_in(&folder("llama-fp32")) {
+        std::fs::copy(folder("llama-fp32").join(&name), bench.path("model").join(&name)).unwrap();
+    }
+    let config = String::from_utf8(bench.read("model/genai_config.json")).unwrap();
+    bench.write("model/genai_config.json", config.replacen("\"top_k\": 50", "\"top_q\": 50", 1).as_bytes());
+    bench.write("model/model.onnx", b"\x08");
+    let outcome = bench.run("inspect model --json --quiet");
+    let faults = outcome.json()["faults"].to_string();
+    assert!(faults.contains("top_q") && faults.contains("not a valid ONNX file"), "{faults}");
+}
+
+#[test]
+fn the_verbs_of_text_have_a_name_in_common() {
+    let bench = Bench::new();
+    let outcome = run(&bench, "llm run", "llama-fp32", "--tokens 5,6,7,8 -n 2 --json --quiet");
+    let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(json["answers"][0]["tokens"], serde_json::json!([86, 282]));
+    assert_eq!(json["schema"].as_str(), Some("precast.generate/1"));
+    let outcome = run(&bench, "llm bench", "gpt2_like-fp32", "-p 8 -n 0 -r 1 -o json --quiet");
+    assert_eq!(outcome.exit, 0, "{}", outcome.stderr);
 }
 
 #[test]

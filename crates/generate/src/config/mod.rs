@@ -374,6 +374,12 @@ pub enum OpenError {
     Config(#[from] ConfigError),
 }
 
+/// The decoder's file by a configuration that may be wrong elsewhere.
+pub fn decoder_filename(folder: &Folder) -> Option<String> {
+    let config: serde_json::Value = serde_json::from_str(&folder.read_text(CONFIG_FILE).ok()?).ok()?;
+    Some(config.pointer("/model/decoder/filename")?.as_str()?.to_string())
+}
+
 /// An overlay from a file that a person names.
 pub fn read_overlay(path: &Path) -> Result<Source, FolderError> {
     let name = path.display().to_string();
