@@ -3,12 +3,14 @@
 
 mod args;
 mod bench;
+mod bench_rows;
 mod cache;
 mod cache_transfer;
 mod cache_why;
 mod chat;
 mod check;
 mod compile;
+mod copy_bandwidth;
 mod exit;
 mod fitting;
 mod generate;

@@ -104,6 +104,8 @@ pub struct TextModelParts {
     pub layers: Vec<LayerLayout>,
     /// Ids that scores have.
     pub vocabulary: usize,
+    /// Bytes of constants that every step reads whole.
+    pub weight_bytes: u64,
     /// Sizes that have Programs.
     pub ladders: Ladders,
     /// Whether a step takes a larger Program that is there rather than wait for one of its own.
@@ -158,6 +160,11 @@ impl TextModel {
     /// Ids that scores have.
     pub fn vocabulary(&self) -> usize {
         self.shared.vocabulary
+    }
+
+    /// Bytes of constants that every step reads whole; tables of which a step looks up a few rows are not among them.
+    pub fn weight_bytes(&self) -> u64 {
+        self.shared.weight_bytes
     }
 
     /// Sizes that have Programs.

@@ -1,7 +1,7 @@
 //! The Graph of a decoder as generation runs it: caches with room left instead of a growing past, one row of scores a
 //! sequence, and only the inputs that are read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use precast_generate::config::{DecoderConfig, GenerationConfig};
 use precast_generate::kv_cache::{Half, LayerLayout};
@@ -34,6 +34,8 @@ pub(crate) struct DecoderGraph {
     pub(crate) outputs: Vec<(OutputRole, DType)>,
     pub(crate) layers: Vec<LayerLayout>,
     pub(crate) vocabulary: usize,
+    /// Bytes of constants that every step reads whole.
+    pub(crate) weight_bytes: u64,
     /// Why filler would change answers, if it would.
     pub(crate) refuses_filler: Option<String>,
     /// The same decoder without its scores.
@@ -81,9 +83,20 @@ pub(crate) fn decoder_graph(
         true => Some(resident_parts(&canonical, &roles)?),
         false => None,
     };
-    let refuses_filler = refuses_filler(&graph);
+    let (refuses_filler, weight_bytes) = (refuses_filler(&graph), weight_bytes(&graph));
     let DecoderPart { graph, inputs, outputs } = names.part(graph)?;
-    Ok(DecoderGraph { roles, inputs, outputs, layers, vocabulary, refuses_filler, headless, resident, graph })
+    Ok(DecoderGraph {
+        roles,
+        inputs,
+        outputs,
+        layers,
+        vocabulary,
+        weight_bytes,
+        refuses_filler,
+        headless,
+        resident,
+        graph,
+    })
 }
 
 /// What the inputs and outputs of a decoder's file are, and what its layers cache.
@@ -197,6 +210,18 @@ fn refuses_filler(graph: &Graph) -> Option<String> {
         Grade::Independent | Grade::ReplicateOnly => None,
         Grade::Refused { .. } => Some(explain(graph, &verdict)),
     }
+}
+
+/// Bytes of constants that nodes read whole. Of a table that is looked up, a step reads a few rows.
+fn weight_bytes(graph: &Graph) -> u64 {
+    let mut whole = BTreeSet::new();
+    for node in graph.nodes() {
+        let is_table = |position: usize| position == 0 && matches!(node.op, Op::Gather(_));
+        let read = node.inputs.iter().enumerate().filter(|(position, _)| !is_table(*position));
+        whole.extend(read.map(|(_, input)| input.0));
+    }
+    let bytes = |value: u32| graph.constant(ValueId(value)).map_or(0, |constant| constant.bytes().len() as u64);
+    whole.into_iter().map(bytes).sum()
 }
 
 fn misfit(reason: String) -> Error {

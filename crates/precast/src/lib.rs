@@ -80,8 +80,8 @@ pub use precast_program::{
 };
 pub use precast_session::{
     Argument, BucketPolicy, ContextWait, Counters, DeviceArgument, DevicePlace, DimOptions, Fit, Observer, OnMiss,
-    OnMissChain, OutputBuffer, PadContent, PadGrade, Pending, Phase, Progress, Readiness, Reason, ReplayCheck, RowAxis,
-    RunReport, Session, SessionError, SessionOptions, Startup, SymbolicPort, Tier, check_replay,
+    OnMissChain, OutputBuffer, PadContent, PadGrade, Path as AnswerPath, Pending, Phase, Progress, Readiness, Reason,
+    ReplayCheck, RowAxis, RunReport, Session, SessionError, SessionOptions, Startup, SymbolicPort, Tier, check_replay,
 };
 pub use precast_tensor::{Bindings, DType, Dim, Symbol, Tensor, TensorError, Type};
 pub use program_file::{is_program_file, load_program, move_program, read_program, save_program};

@@ -306,6 +306,7 @@ fn open_decoder(
         roles: decoder.roles,
         layers: decoder.layers,
         vocabulary: decoder.vocabulary,
+        weight_bytes: decoder.weight_bytes,
         ladders,
         device: runner.device.to_string(),
         config,

@@ -266,9 +266,25 @@ fn rows_of_bench_can_be_compared_and_stored() {
     let outcome = run(&bench, "bench", "gpt2_like-fp32", "-p 8 -n 0 -r 1 -o json --quiet");
     bench.write("old.json", outcome.stdout.as_bytes());
     let outcome = run(&bench, "bench", "gpt2_like-fp32", "-p 8 -n 0 -r 1 --compare old.json --quiet");
-    assert!(outcome.stdout.starts_with("| test | batch | tokens/s | first token | padding | before | ratio |"));
+    let head =
+        "| test | batch | tokens/s | first token | padding | replay/launch/reference | weights | KV | floor | before";
+    assert!(outcome.stdout.starts_with(head), "{}", outcome.stdout);
     let outcome = run(&bench, "bench", "gpt2_like-fp32", "-p 8 -n 0 -r 1 -o sql --quiet");
     assert!(outcome.stdout.contains("INSERT INTO bench VALUES ('cpu', 'pp8', 1, "), "{}", outcome.stdout);
+    let outcome = run(&bench, "bench", "llama-fp32", "-p 8 -n 4 -r 1 -o csv --quiet");
+    let lines: Vec<Vec<&str>> = outcome.stdout.lines().map(|line| line.split(',').collect()).collect();
+    let column = |name: &str| lines[0].iter().position(|found| *found == name).unwrap();
+    assert_eq!((lines.len(), lines[1][column("test")], lines[2][column("test")]), (4, "pp8", "tg4"));
+    // Keys and values of a token: 2 layers of 2 heads of 16, both, f32. Generation begins behind one token.
+    assert_eq!((lines[2][column("kv_bytes")], lines[2][column("launched_steps")]), ("2560", "5"));
+    assert!(
+        lines[2][column("floor_fraction")].parse::<f64>().unwrap() > 0.0
+            && lines[1][column("floor_fraction")].is_empty()
+    );
+    let outcome = run(&bench, "bench", "llama-fp32", "-p 8 -n 0 -r 1 -o jsonl --quiet");
+    let row: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    // Two layers: queries and their product 64 x 64 each, keys and values 64 x 32 each, three of the feed-forward part, the head.
+    assert!(row["weight_bytes"].as_u64().unwrap() > 4 * (2 * (2 * 64 * 64 + 2 * 64 * 32) + 64 * 320), "{row}");
     bench.write("bad.json", b"{}");
     let outcome = run(&bench, "bench", "gpt2_like-fp32", "-p 8 --compare bad.json --quiet");
     assert_eq!((outcome.exit, outcome.stderr.as_str()), (2, "error: 'bad.json': has no \"rows\"\n"));
