@@ -179,6 +179,13 @@ const DEVICE_NAMES: &[&str] = &[
     "migraphx",
     "dml",
     "webgpu",
+    "openvino",
+    "qnn",
+    "vitisai",
+    "ryzenai",
+    "coreml",
+    "xnnpack",
+    "js",
 ];
 
 #[test]

@@ -124,11 +124,36 @@ pub enum Verb {
     Chat(Box<ChatArgs>),
     /// Measure how fast the model of a folder reads and generates tokens
     Bench(BenchArgs),
+    /// The verbs of text generation under one name
+    #[command(subcommand)]
+    Llm(LlmVerb),
     /// Look after a folder of compiled Programs
     Cache(CacheArgs),
 }
 
+/// What to do with the model of a folder.
+#[derive(Subcommand)]
+pub enum LlmVerb {
+    /// The same as generate
+    #[command(alias = "generate")]
+    Run(Box<GenerateArgs>),
+    /// The same as chat
+    Chat(Box<ChatArgs>),
+    /// The same as bench
+    Bench(BenchArgs),
+}
+
 impl Verb {
+    /// The verb that another way to type it stands for.
+    pub fn plain(self) -> Verb {
+        match self {
+            Verb::Llm(LlmVerb::Run(args)) => Verb::Generate(args),
+            Verb::Llm(LlmVerb::Chat(args)) => Verb::Chat(args),
+            Verb::Llm(LlmVerb::Bench(args)) => Verb::Bench(args),
+            verb => verb,
+        }
+    }
+
     /// The verb as it is typed.
     pub fn name(&self) -> &'static str {
         match self {
@@ -142,6 +167,7 @@ impl Verb {
             Verb::Generate(_) => "generate",
             Verb::Chat(_) => "chat",
             Verb::Bench(_) => "bench",
+            Verb::Llm(_) => "llm",
             Verb::Cache(_) => "cache",
         }
     }
@@ -201,6 +227,9 @@ pub struct InspectArgs {
     /// Which Graph `--text` prints
     #[arg(long, value_enum, default_value_t = Stage::Imported, requires = "text")]
     pub stage: Stage,
+    /// A JSON merge patch on a model folder's configuration; several are applied in order
+    #[arg(long, value_name = "FILE")]
+    pub overlay: Vec<PathBuf>,
     /// Sizes.
     #[command(flatten)]
     pub shapes: ShapeArgs,

@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::Cx;
 use crate::args::Shared;
 use crate::exit::Failure;
+use crate::interrupt::Turn;
 use crate::output::{Report, print_result};
 use crate::text_args::{FolderArgs, SearchArgs};
 
@@ -64,17 +65,22 @@ pub fn run_chat(args: &ChatArgs, shared: &Shared, cx: &Cx) -> Result<Report, Fai
         let _ = model.prepare_first_steps();
     }
     let lines = Lines { cx };
+    let mut failures = 0;
     for line in lines {
         let line = line?;
-        match line.trim() {
-            "" => {}
+        let done = match line.trim() {
+            "" => Ok(()),
             "/exit" => break,
-            command if command.starts_with('/') => conversation.obey(command)?,
-            text => conversation.answer(text)?,
+            command if command.starts_with('/') => conversation.obey(command),
+            text => conversation.answer(text),
+        };
+        if let Err(failure) = done {
+            cx.console.error(&failure.message);
+            failures += 1;
         }
     }
     let turns = conversation.messages.iter().filter(|(role, _)| role == "assistant").count();
-    Ok(Report::done(String::new(), json!({ "device": model.device(), "turns": turns })))
+    Ok(Report::done(String::new(), json!({ "device": model.device(), "turns": turns, "failures": failures })))
 }
 
 /// Lines that are typed, behind a mark where someone types.
@@ -124,17 +130,30 @@ impl Conversation<'_> {
         writeln!(file, "{}", json!(messages)).map_err(fail)
     }
 
-    /// Answers a message.
+    /// Answers a message; Ctrl-C ends that. A message without an answer was not said.
     fn answer(&mut self, text: &str) -> Result<(), Failure> {
+        let turn = self.cx.interrupt.begin_turn();
+        let said = self.messages.len();
         self.messages.push(("user".to_string(), text.to_string()));
+        let Err(failure) = self.answer_last(&turn) else { return Ok(()) };
+        self.messages.truncate(said);
+        if !turn.is_cancelled() {
+            return Err(failure);
+        }
+        self.cx.console.notice("cancelled before the answer; the message is dropped");
+        Ok(())
+    }
+
+    /// Answers the last message.
+    fn answer_last(&mut self, turn: &Turn) -> Result<(), Failure> {
         let messages = ChatValue::of_messages(self.messages.iter().map(|(role, content)| (&role[..], &content[..])));
         let options = ChatOptions { add_generation_prompt: true, ..ChatOptions::default() };
         let prompt = self.tokenizer.apply_chat_template(&messages, &options).map_err(Error::from)?;
         let ids = self.tokenizer.encode(&prompt).map_err(Error::from)?;
         let begun = Instant::now();
-        self.show(&ids)?;
+        self.show(&ids, turn)?;
         let first_s = begun.elapsed().as_secs_f64();
-        let (answer, tokens) = self.stream()?;
+        let (answer, tokens) = self.stream(turn)?;
         self.messages.push(("assistant".to_string(), answer));
         if self.shows_stats {
             let decode_s = begun.elapsed().as_secs_f64() - first_s;
@@ -145,7 +164,7 @@ impl Conversation<'_> {
     }
 
     /// Makes the generator's row this text. What both begin with stays in the cache.
-    fn show(&mut self, ids: &[u32]) -> Result<(), Failure> {
+    fn show(&mut self, ids: &[u32], turn: &Turn) -> Result<(), Failure> {
         let known = self.generator.sequence(0);
         let common = known.iter().zip(ids).take_while(|(known, id)| known == id).count();
         // At least one token is new, so that an answer begins behind it.
@@ -153,12 +172,12 @@ impl Conversation<'_> {
         if self.generator.row_count() > 0 {
             self.generator.rewind(0, common).map_err(Error::from)?;
         }
-        Ok(self.generator.append(&[&ids[common..]]).map_err(Error::from)?)
+        let is_cancelled = || turn.is_cancelled();
+        Ok(self.generator.append_unless(&[&ids[common..]], &is_cancelled).map_err(Error::from)?)
     }
 
-    /// Prints the answer as it comes; Ctrl-C ends it.
-    fn stream(&mut self) -> Result<(String, usize), Failure> {
-        let turn = self.cx.interrupt.begin_turn();
+    /// Prints the answer as it comes, until it ends or the turn is cancelled.
+    fn stream(&mut self, turn: &Turn) -> Result<(String, usize), Failure> {
         let (mut answer, mut tokens) = (String::new(), 0);
         while !self.generator.is_done() && !turn.is_cancelled() {
             for token in self.generator.next().map_err(Error::from)? {

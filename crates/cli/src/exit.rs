@@ -28,6 +28,18 @@ pub enum Exit {
 }
 
 impl Exit {
+    /// How a failure of this kind ends.
+    pub fn of(kind: ErrorKind) -> Exit {
+        match kind {
+            ErrorKind::Internal => Exit::Internal,
+            ErrorKind::Usage => Exit::Usage,
+            ErrorKind::Model => Exit::Model,
+            ErrorKind::Device => Exit::Device,
+            ErrorKind::Integrity => Exit::Integrity,
+            ErrorKind::Limit => Exit::Limit,
+        }
+    }
+
     /// The code, as specs/doors.md lists them.
     pub fn code(self) -> u8 {
         match self {
@@ -88,14 +100,6 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        let exit = match error.kind() {
-            ErrorKind::Internal => Exit::Internal,
-            ErrorKind::Usage => Exit::Usage,
-            ErrorKind::Model => Exit::Model,
-            ErrorKind::Device => Exit::Device,
-            ErrorKind::Integrity => Exit::Integrity,
-            ErrorKind::Limit => Exit::Limit,
-        };
-        Failure::new(exit, error.to_string())
+        Failure::new(Exit::of(error.kind()), error.to_string())
     }
 }

@@ -2,13 +2,15 @@
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
 use precast::generate::engine::complete;
 use precast::generate::plan::{Phase, StepPlan};
+use precast::generate::text_model::StepWatcher;
 use precast::generate::{
-    Completion, Completions, FinishReason, GeneratorParams, StepObserver, StepToken, TextModel, Tokenizer, generate,
+    Completion, Completions, FinishReason, GeneratorParams, StepToken, TextModel, Tokenizer, generate,
 };
 use precast::{Error, Guidance, RunReport, TextFolder};
 use serde_json::{Value, json};
@@ -53,7 +55,10 @@ pub struct GenerateArgs {
 
 /// Generates.
 pub fn run_generate(args: &GenerateArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
-    let folder = args.folder.open(shared, cx)?;
+    let mut folder = args.folder.open(shared, cx)?;
+    if args.explain {
+        folder.model = folder.model.watched(explain(cx.console));
+    }
     let guidance = read_guidance(args)?;
     let (model, tokenizer) = (folder.model.clone(), folder.tokenizer.clone());
     let params = args.search.params(&model)?;
@@ -74,16 +79,13 @@ pub fn run_generate(args: &GenerateArgs, shared: &Shared, cx: &Cx) -> Result<Rep
             logprobs.push(json!({ "row": token.row, "id": token.id, "logprob": logprob, "top": top }));
         }
     };
-    let observer = args.explain.then(|| explain(cx.console));
     let begun = Instant::now();
     let completions = match needs_engine(&folder, &params, guidance.as_ref()) {
         true => {
             let engine = folder.engine(folder.engine_options())?;
             complete(&engine, &params, guidance.as_ref(), &prompts, &mut on_token).map_err(Error::from)?
         }
-        false => {
-            generate(&model, tokenizer.as_ref(), &params, &prompts, &mut on_token, observer).map_err(Error::from)?
-        }
+        false => generate(&model, tokenizer.as_ref(), &params, &prompts, &mut on_token, None).map_err(Error::from)?,
     };
     let seconds = begun.elapsed().as_secs_f64();
     let text = match is_streamed {
@@ -126,7 +128,7 @@ fn answer_json(answer: &Completion) -> Value {
         "prompt": answer.prompt,
         "text": answer.text,
         "tokens": answer.tokens,
-        "finish": answer.finish.name(),
+        "finish": answer.finish.to_string(),
         "score": answer.score,
     })
 }
@@ -152,9 +154,9 @@ fn report_json(
     })
 }
 
-/// Says of every step what it ran.
-pub fn explain(console: Console) -> StepObserver {
-    Box::new(move |plan, report| console.tell(&step_line(plan, report)))
+/// Says of every step what it ran, whether a generator or an engine ran it.
+fn explain(console: Console) -> StepWatcher {
+    Arc::new(move |plan, report, _| console.tell(&step_line(plan, report)))
 }
 
 fn step_line(plan: &StepPlan, report: &RunReport) -> String {

@@ -22,7 +22,7 @@ use crate::subject::{open_model, options};
 /// Shows a file.
 pub fn inspect(args: &InspectArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
     if args.file.is_dir() {
-        return inspect_folder(&args.file, shared);
+        return inspect_folder(&args.file, &args.overlay, shared);
     }
     if is_program_file(&args.file)? {
         shared.numerics.refuse_for_program(&args.file)?;

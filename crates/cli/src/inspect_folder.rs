@@ -1,23 +1,32 @@
 //! `inspect` of a model folder: what its decoder caches, which sizes have Programs, and what was accepted without effect.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use precast::generate::TextModel;
+use precast::generate::config::read_overlay;
 use precast::generate::kv_cache::LayerLayout;
-use precast::{TextFolder, TextOptions, open_text_model};
+use precast::{Error, TextFolder, TextOptions, folder_faults, open_text_model};
 use serde_json::{Value, json};
 
 use crate::args::Shared;
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 use crate::output::Report;
 use crate::subject::options;
 
 /// Shows what a model folder is.
-pub fn inspect_folder(folder: &Path, shared: &Shared) -> Result<Report, Failure> {
-    let device = shared.device.is_some().then(|| shared.device());
-    let text_options = TextOptions { runner: options(shared), device, ..TextOptions::default() };
-    let TextFolder { model, tokenizer, notices } = open_text_model(folder, &text_options)?;
+pub fn inspect_folder(folder: &Path, overlays: &[PathBuf], shared: &Shared) -> Result<Report, Failure> {
+    let overlays = overlays.iter().map(|path| read_overlay(path)).collect::<Result<_, _>>().map_err(Error::from)?;
+    let text_options = TextOptions {
+        runner: options(shared),
+        threads: shared.threads,
+        device: shared.device.is_some().then(|| shared.device()),
+        overlays,
+        ..TextOptions::default()
+    };
+    let TextFolder { model, tokenizer, notices } = match open_text_model(folder, &text_options) {
+        Ok(folder) => folder,
+        Err(error) => return Ok(refused(folder, &error, &folder_faults(folder, &text_options))),
+    };
     let config = &model.config().model;
     let mut text = String::new();
     let _ = writeln!(text, "family      {}", config.family);
@@ -30,11 +39,16 @@ pub fn inspect_folder(folder: &Path, shared: &Shared) -> Result<Report, Failure>
     for (layers, layout) in runs(model.layers()) {
         let _ = writeln!(text, "  layers {layers}: {}", describe(layout));
     }
+    for (role, name) in model.roles().named() {
+        let _ = writeln!(text, "  {role}: {name}");
+    }
     let ladders = model.ladders();
     let _ = writeln!(text, "lengths     {:?}", shortened(ladders.length.sizes()));
     let _ = writeln!(text, "rows        {:?}", shortened(ladders.rows.sizes()));
     let _ = writeln!(text, "capacities  {:?}", shortened(ladders.capacity.sizes()));
-    let _ = writeln!(text, "Programs    {} a capacity", programs(&model));
+    let a_capacity = ladders.programs_a_capacity();
+    let programs = a_capacity * ladders.capacity.sizes().len();
+    let _ = writeln!(text, "Programs    {programs}, {a_capacity} a capacity");
     for notice in &notices {
         let _ = writeln!(text, "notice      {notice}");
     }
@@ -51,15 +65,31 @@ pub fn inspect_folder(folder: &Path, shared: &Shared) -> Result<Report, Failure>
         "length_buckets": shortened(ladders.length.sizes()),
         "row_buckets": shortened(ladders.rows.sizes()),
         "kv_capacity_buckets": ladders.capacity.sizes(),
-        "programs_per_capacity": programs(&model),
+        "programs_per_capacity": a_capacity,
+        "programs": programs,
+        "roles": model.roles().named().into_iter().map(|(role, name)| json!({ "role": role, "name": name })).collect::<Vec<_>>(),
         "notices": notices,
     });
     Ok(Report::done(text, json))
 }
 
-/// Programs for prompts and for decode steps.
-fn programs(model: &TextModel) -> usize {
-    model.ladders().length.sizes().len() + model.ladders().rows.sizes().len()
+/// All that is wrong with a folder that does not open.
+fn refused(folder: &Path, error: &Error, faults: &[Error]) -> Report {
+    let mut lines: Vec<String> = faults.iter().flat_map(|fault| lines_of(&fault.to_string())).collect();
+    for line in lines_of(&error.to_string()) {
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    let text = lines.iter().fold(String::new(), |text, line| text + line + "\n");
+    let json = json!({ "folder": folder.display().to_string(), "faults": lines });
+    let kind = faults.first().unwrap_or(error).kind();
+    let message = format!("'{}' cannot be opened: {} faults", folder.display(), lines.len());
+    Report { text, json, exit: Exit::of(kind), error: Some(message) }
+}
+
+fn lines_of(text: &str) -> Vec<String> {
+    text.lines().map(ToString::to_string).collect()
 }
 
 /// Sizes of a ladder; a ladder of every size by its ends.

@@ -3,15 +3,18 @@
 
 mod args;
 mod bench;
+mod bench_rows;
 mod cache;
 mod cache_transfer;
 mod cache_why;
 mod chat;
 mod check;
 mod compile;
+mod copy_bandwidth;
 mod exit;
 mod fitting;
 mod generate;
+mod golden_case;
 mod inputs;
 mod inspect;
 mod inspect_folder;
@@ -57,7 +60,7 @@ pub struct Cx {
 fn main() -> ExitCode {
     let started = Instant::now();
     let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+        Ok(Cli { verb, shared }) => Cli { verb: verb.plain(), shared },
         Err(error) => return end_parsing(&error),
     };
     let console = Console::new(&cli.shared);
@@ -113,6 +116,7 @@ fn run_verb(cli: &Cli, cx: &Cx) -> Result<Report, Failure> {
         Verb::Generate(args) => generate::run_generate(args, &cli.shared, cx),
         Verb::Chat(args) => chat::run_chat(args, &cli.shared, cx),
         Verb::Bench(args) => bench::run_bench(args, &cli.shared, cx),
+        Verb::Llm(_) => unreachable!("`plain` leaves no verb under another name"),
         Verb::Cache(args) => cache::cache(args, &cli.shared, cx),
     }
 }

@@ -32,6 +32,7 @@ impl FolderArgs {
         let overlays = self.overlay.iter().map(|path| read_overlay(path)).collect::<Result<_, _>>();
         let text_options = TextOptions {
             runner: options(shared),
+            threads: shared.threads,
             device: shared.device.is_some().then(|| shared.device()),
             overlays: overlays.map_err(Error::from)?,
             cache: self.cache.clone(),

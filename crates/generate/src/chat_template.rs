@@ -8,6 +8,8 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, ErrorKind, Output, State, Value};
 use serde::Serialize;
 
+use crate::python_methods::call_method;
+
 /// Steps that a template may take; a conversation of thousands of messages takes a small part of it.
 const FUEL: u64 = 20_000_000;
 
@@ -55,6 +57,9 @@ pub enum TemplateError {
         "the folder has no chat template: neither chat_template.jinja nor a 'chat_template' in tokenizer_config.json"
     )]
     Missing,
+    /// There are several templates and none is the one to take.
+    #[error("the folder has the chat templates {0}; one called 'default' was expected")]
+    NoDefault(String),
     /// The template cannot be read.
     #[error("the chat template cannot be read: {0}")]
     Syntax(String),
@@ -83,7 +88,7 @@ impl ChatTemplate {
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
         environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(call_method);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.set_formatter(print_as_python);
         environment.add_function("raise_exception", refuse);
@@ -207,10 +212,18 @@ fn to_json(value: Value, options: Kwargs) -> Result<String, minijinja::Error> {
     let indent: Option<usize> = options.get("indent")?;
     let is_ascii: Option<bool> = options.get("ensure_ascii")?;
     let sorts: Option<bool> = options.get("sort_keys")?;
-    let _: Option<Value> = options.get("separators")?;
+    let separators: Option<Vec<String>> = options.get("separators")?;
     options.assert_all_used()?;
+    let comma = if indent.is_some() { "," } else { ", " };
+    let (comma, colon) = match separators.as_deref() {
+        None => (comma, ": "),
+        Some([comma, colon]) => (comma.as_str(), colon.as_str()),
+        Some(_) => {
+            let reason = "tojson: two separators were expected, one between members and one behind keys";
+            return Err(minijinja::Error::new(ErrorKind::InvalidOperation, reason));
+        }
+    };
     let failed = |error: serde_json::Error| minijinja::Error::new(ErrorKind::BadSerialization, error.to_string());
-    let mut bytes = Vec::new();
     let value = match sorts {
         Some(true) => {
             let mut sorted = serde_json::to_value(&value).map_err(failed)?;
@@ -219,16 +232,9 @@ fn to_json(value: Value, options: Kwargs) -> Result<String, minijinja::Error> {
         }
         Some(false) | None => value,
     };
-    match indent {
-        Some(indent) => {
-            let spaces = " ".repeat(indent);
-            let formatter = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, formatter)).map_err(failed)?;
-        }
-        None => {
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, OneLine)).map_err(failed)?;
-        }
-    }
+    let mut bytes = Vec::new();
+    let layout = PythonLayout { comma, colon, indent, depth: 0, has_members: false };
+    value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, layout)).map_err(failed)?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
     Ok(if is_ascii == Some(true) { in_ascii(&text) } else { text })
 }
@@ -242,20 +248,84 @@ fn in_ascii(text: &str) -> String {
     text.chars().map(escape).collect()
 }
 
-/// JSON on one line with a space behind each comma and colon.
-struct OneLine;
+/// How `json.dumps` lays JSON out.
+struct PythonLayout<'a> {
+    comma: &'a str,
+    colon: &'a str,
+    indent: Option<usize>,
+    depth: usize,
+    /// Whether the array or object that ends has members; an empty one stays on its line.
+    has_members: bool,
+}
 
-impl serde_json::ser::Formatter for OneLine {
+impl PythonLayout<'_> {
+    fn begin<W: std::io::Write + ?Sized>(&mut self, writer: &mut W, bracket: &[u8]) -> std::io::Result<()> {
+        self.depth += 1;
+        self.has_members = false;
+        writer.write_all(bracket)
+    }
+
+    fn member<W: std::io::Write + ?Sized>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
+        if !first {
+            writer.write_all(self.comma.as_bytes())?;
+        }
+        self.line(writer)
+    }
+
+    fn end<W: std::io::Write + ?Sized>(&mut self, writer: &mut W, bracket: &[u8]) -> std::io::Result<()> {
+        self.depth -= 1;
+        if self.has_members {
+            self.line(writer)?;
+        }
+        self.has_members = true;
+        writer.write_all(bracket)
+    }
+
+    fn line<W: std::io::Write + ?Sized>(&mut self, writer: &mut W) -> std::io::Result<()> {
+        match self.indent {
+            Some(indent) => write!(writer, "\n{}", " ".repeat(indent * self.depth)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl serde_json::ser::Formatter for PythonLayout<'_> {
+    fn begin_array<W: std::io::Write + ?Sized>(&mut self, writer: &mut W) -> std::io::Result<()> {
+        self.begin(writer, b"[")
+    }
+
+    fn end_array<W: std::io::Write + ?Sized>(&mut self, writer: &mut W) -> std::io::Result<()> {
+        self.end(writer, b"]")
+    }
+
     fn begin_array_value<W: std::io::Write + ?Sized>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
+        self.member(writer, first)
+    }
+
+    fn end_array_value<W: std::io::Write + ?Sized>(&mut self, _writer: &mut W) -> std::io::Result<()> {
+        self.has_members = true;
+        Ok(())
+    }
+
+    fn begin_object<W: std::io::Write + ?Sized>(&mut self, writer: &mut W) -> std::io::Result<()> {
+        self.begin(writer, b"{")
+    }
+
+    fn end_object<W: std::io::Write + ?Sized>(&mut self, writer: &mut W) -> std::io::Result<()> {
+        self.end(writer, b"}")
     }
 
     fn begin_object_key<W: std::io::Write + ?Sized>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
+        self.member(writer, first)
     }
 
     fn begin_object_value<W: std::io::Write + ?Sized>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        writer.write_all(b": ")
+        writer.write_all(self.colon.as_bytes())
+    }
+
+    fn end_object_value<W: std::io::Write + ?Sized>(&mut self, _writer: &mut W) -> std::io::Result<()> {
+        self.has_members = true;
+        Ok(())
     }
 }
 
@@ -294,6 +364,28 @@ mod tests {
                       {% set ns.n = ns.n + 1 %}{{ m['content'].strip().split(' ')[-1].upper() }}{% if ns.n == 2 %}{% break %}{% endif %}{% endfor %}";
         let messages = r#"[{"role":"system","content":"x"},{"role":"user","content":" a b "},{"role":"user","content":"c"},{"role":"user","content":"d"}]"#;
         assert_eq!(text(source, messages), "BC");
+    }
+
+    #[test]
+    fn json_is_laid_out_as_the_template_asks() {
+        let value = r#"{"a": [1, {"b": []}], "c": {}}"#;
+        assert_eq!(text("{{ messages|tojson(separators=(',', ':')) }}", value), r#"{"a":[1,{"b":[]}],"c":{}}"#);
+        assert_eq!(
+            text("{{ messages|tojson(indent=2) }}", value),
+            "{\n  \"a\": [\n    1,\n    {\n      \"b\": []\n    }\n  ],\n  \"c\": {}\n}"
+        );
+        assert_eq!(text("{{ [1,2]|tojson(indent=1, separators=(';', '=')) }}", "[]"), "[\n 1;\n 2\n]");
+        assert!(render("{{ 1|tojson(separators=',') }}", "[]", &ChatOptions::default()).is_err());
+    }
+
+    #[test]
+    fn more_methods_of_python_work() {
+        let source = "{{ 'abc'.removeprefix('a').removesuffix('c') }}|{{ 'a.b.c'.rsplit('.', 1) }}|{{ 'k=v'.partition('=')[2] }}\
+                      |{{ 'a/b/c'.rpartition('/')[0] }}";
+        assert_eq!(text(source, "[1,2]"), "b|['a.b', 'c']|v|a/b");
+        let changed = "{% set x = [] %}{% set _ = x.append(1) %}{{ x }}";
+        let error = render(changed, "[]", &ChatOptions::default()).unwrap_err().to_string();
+        assert!(error.contains("append"), "the sandbox of transformers refuses it too: {error}");
     }
 
     #[test]

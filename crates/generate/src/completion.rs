@@ -1,7 +1,7 @@
 //! Whole answers to prompts: greedy, drawn, several draws of one prompt, or by beams.
 
 use crate::decoder_state::{DecoderState, StepObserver, StepStats};
-use crate::generator::{GenerateError, Generator, StepToken, check_length, check_tokens};
+use crate::generator::{GenerateError, Generator, StepToken, check_batch, check_length, check_tokens};
 use crate::search::{BeamSearch, FinishReason, GeneratorParams, History, Hypothesis, apply_rules};
 use crate::text_model::TextModel;
 use crate::tokenizer::Tokenizer;
@@ -88,6 +88,7 @@ fn generate_by_beams(
 ) -> Result<Completions, GenerateError> {
     params.check(model.vocabulary())?;
     let search = &params.search;
+    check_batch(search.batch_size, prompts.len())?;
     for (row, prompt) in prompts.iter().enumerate() {
         check_tokens(row, prompt, model.vocabulary())?;
         check_length(row, 0, prompt.len(), search.max_length, model.config())?;

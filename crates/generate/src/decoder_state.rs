@@ -2,7 +2,7 @@
 //! that fails changes nothing: new keys and values are written when it has succeeded.
 
 use crate::ladder::Ladders;
-use crate::plan::{Limits, RowState, StepPlan, plan};
+use crate::plan::{Limits, ProgramSet, RowState, StepPlan, plan};
 use crate::row_cache::RowCache;
 use crate::step_buffers::{Scores, StepBuffers};
 use crate::text_model::{StepError, TextModel};
@@ -239,11 +239,19 @@ impl DecoderState {
 
     /// Runs all pending tokens of live rows, so that each has scores.
     pub fn run_pending(&mut self) -> Result<(), StepError> {
+        self.run_pending_unless(&|| false).map(|_| ())
+    }
+
+    /// The same, but asks before each step whether to give up; false if it did.
+    pub fn run_pending_unless(&mut self, is_cancelled: &dyn Fn() -> bool) -> Result<bool, StepError> {
         self.turn_rows();
-        while let Some(plan) = plan(&self.row_states(), self.limits()) {
+        while let Some(plan) = plan(&self.row_states(), self.limits(&self.model.ready())) {
+            if is_cancelled() {
+                return Ok(false);
+            }
             self.run(&plan)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Rows without scores have something pending; rows that are not live never have.
@@ -255,8 +263,8 @@ impl DecoderState {
         self.rows.iter().map(state).collect()
     }
 
-    fn limits(&self) -> Limits<'_> {
-        Limits { ladders: &self.ladders, slots: self.cache.slots(), capacity: self.cache.capacity() }
+    fn limits<'a>(&'a self, ready: &'a ProgramSet) -> Limits<'a> {
+        Limits { ladders: &self.ladders, slots: self.cache.slots(), capacity: self.cache.capacity(), ready }
     }
 
     fn run(&mut self, plan: &StepPlan) -> Result<(), StepError> {

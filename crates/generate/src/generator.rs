@@ -30,6 +30,9 @@ pub enum GenerateError {
         /// Why.
         source: RuleError,
     },
+    /// The caller gave up between two steps.
+    #[error("cancelled")]
+    Cancelled,
     /// The system gave no seed.
     #[error("the system gave no random seed: {0}")]
     Seed(String),
@@ -119,6 +122,11 @@ impl Generator {
 
     /// Adds tokens to every row and runs them; the first call says how many rows there are. A row that had ended goes on.
     pub fn append(&mut self, tokens: &[&[u32]]) -> Result<(), GenerateError> {
+        self.append_unless(tokens, &|| false)
+    }
+
+    /// The same, but asks before each step whether to give up; the call then fails as cancelled.
+    pub fn append_unless(&mut self, tokens: &[&[u32]], is_cancelled: &dyn Fn() -> bool) -> Result<(), GenerateError> {
         self.check_append(tokens)?;
         let is_first = self.state.is_none();
         self.begin(tokens)?;
@@ -130,16 +138,22 @@ impl Generator {
             }
             state.row_mut(row).is_live |= !tokens.is_empty();
         }
-        if let Err(error) = state.run_pending() {
+        let ran = match state.run_pending_unless(is_cancelled) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(GenerateError::Cancelled),
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = ran {
             state.restore(before);
             if is_first {
                 (self.state, self.rows) = (None, Vec::new());
             }
-            return Err(error.into());
+            return Err(error);
         }
         for (row, tokens) in self.rows.iter_mut().zip(tokens) {
             if !tokens.is_empty() {
-                row.finish = None;
+                // Scores that were given are those behind a token that is no longer the last.
+                (row.finish, row.given_logits) = (None, None);
                 row.search.begin_count();
             }
         }
@@ -273,9 +287,8 @@ impl Generator {
         if tokens.is_empty() || (!is_first && tokens.len() != self.rows.len()) {
             return refuse(format!("{} rows were given; {} were expected", tokens.len(), self.rows.len().max(1)));
         }
-        let batch = self.options.params.search.batch_size;
-        if is_first && batch > 1 && batch != tokens.len() {
-            return refuse(format!("batch_size is {batch} and {} rows were given", tokens.len()));
+        if is_first {
+            check_batch(self.options.params.search.batch_size, tokens.len())?;
         }
         let config = self.model.config();
         for (row, tokens) in tokens.iter().enumerate() {
@@ -370,6 +383,14 @@ fn refused(row: usize, error: ChoiceError) -> GenerateError {
     match error {
         ChoiceError::Rule(source) => GenerateError::Rule { row, source },
         ChoiceError::Guidance(error) => GenerateError::Input(format!("row {row}: {error}")),
+    }
+}
+
+/// A folder or a caller may say how many rows there are; 1 says nothing.
+pub(crate) fn check_batch(batch_size: usize, rows: usize) -> Result<(), GenerateError> {
+    match batch_size > 1 && batch_size != rows {
+        true => Err(GenerateError::Input(format!("batch_size is {batch_size} and {rows} rows were given"))),
+        false => Ok(()),
     }
 }
 

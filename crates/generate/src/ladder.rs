@@ -149,10 +149,23 @@ impl Ladders {
         Ladders { length: Ladder::exact(longest), rows: Ladder::exact(1), capacity, long_chunk: None, is_exact: true }
     }
 
+    /// The same ladders for a model that is told one length for all rows: one row at a time.
+    pub fn with_single_rows(self) -> Ladders {
+        Ladders { rows: Ladder::exact(1), ..self }
+    }
+
     /// The same ladders for chunks of at most so many tokens: the chunk is rounded up to a size that there is.
     pub fn with_chunk(&self, chunk: usize) -> Ladders {
         let largest = self.length.at_least(chunk).unwrap_or_else(|| self.length.largest());
         Ladders { length: Ladder::of(self.length.sizes().iter().copied(), largest), long_chunk: None, ..self.clone() }
+    }
+
+    /// Programs of one capacity: prompts of each length with scores, the longest without, and decode steps of each number of
+    /// rows; a prompt of one token behind a cache is a decode step.
+    pub fn programs_a_capacity(&self) -> usize {
+        let long = 2 * usize::from(self.long_chunk.is_some());
+        let rows = self.rows.sizes().iter().filter(|&&rows| rows > 1).count();
+        self.length.sizes().len() + 1 + long + rows
     }
 
     /// Slots of a cache for a prompt, with room for what is generated first. The longest length that is allowed plays no

@@ -1,6 +1,8 @@
 //! What the next step runs: a pure function of the rows' lengths. Every shape, position and index of a step derives from
 //! its plan; nothing else looks at shapes.
 
+use std::collections::BTreeSet;
+
 use crate::ladder::Ladders;
 
 /// A row as the planner sees it, in the order of the slots of the cache.
@@ -130,6 +132,35 @@ pub struct Limits<'a> {
     pub slots: usize,
     /// Tokens that each slot has room for now.
     pub capacity: usize,
+    /// Programs that it may count on.
+    pub ready: &'a ProgramSet,
+}
+
+/// Programs that a plan may count on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ProgramSet {
+    /// All: one that is not there is made, or whatever else answers for it.
+    #[default]
+    Any,
+    /// These are there; a larger one of them is taken rather than one that is not.
+    Ready(BTreeSet<StepShape>),
+}
+
+impl ProgramSet {
+    /// The shape that is wanted, or where its Program is not there the first of the larger ones whose Program is.
+    fn choose(&self, wanted: StepShape, larger: impl Iterator<Item = StepShape>) -> StepShape {
+        match self {
+            ProgramSet::Any => wanted,
+            ProgramSet::Ready(ready) => {
+                std::iter::once(wanted).chain(larger).find(|&shape| is_ready(ready, shape)).unwrap_or(wanted)
+            }
+        }
+    }
+}
+
+/// A Program without a capacity of its own has windows alone, and serves any.
+fn is_ready(ready: &BTreeSet<StepShape>, shape: StepShape) -> bool {
+    ready.contains(&shape) || ready.contains(&StepShape { capacity: 0, ..shape })
 }
 
 /// Rows of a Program for each of its rows that is no filler, at most, where it reaches over rows that have ended: every
@@ -152,6 +183,14 @@ fn plan_prefill(slot: usize, row: RowState, limits: Limits<'_>) -> StepPlan {
     let valid = row.pending().min(length);
     let planned = PlannedRow { slot, cached: row.cached, valid, is_last: valid == row.pending() };
     let shape = StepShape { rows: 1, length, capacity: capacity_for(row.cached + valid, limits) };
+    // Parts of a prompt that others follow run on Programs without scores, of one length.
+    let shape = match planned.is_last && !row.is_long {
+        true => {
+            let larger = limits.ladders.length.sizes().iter().filter(|&&size| size > length);
+            limits.ready.choose(shape, larger.map(|&length| StepShape { length, ..shape }))
+        }
+        false => shape,
+    };
     StepPlan { phase: Phase::Prefill, shape, rows: vec![planned], scores: Scores::Last, is_long: row.is_long }
 }
 
@@ -181,6 +220,8 @@ fn plan_decode(first: usize, rows: &[RowState], limits: Limits<'_>) -> StepPlan 
     };
     let longest = rows.clone().map(|(_, row)| row.length).max().unwrap_or(0);
     let shape = StepShape { rows: size, length: 1, capacity: capacity_for(longest, limits) };
+    let larger = sizes.sizes().iter().copied().filter(|rows| *rows > size && fits(rows) && !is_long);
+    let shape = limits.ready.choose(shape, larger.map(|rows| StepShape { rows, ..shape }));
     StepPlan { phase: Phase::Decode, shape, rows: rows.map(planned).collect(), scores: Scores::Last, is_long }
 }
 
@@ -209,7 +250,7 @@ mod tests {
     #[test]
     fn prompts_come_first_and_then_rows_that_one_program_reaches() {
         let ladders = ladders(16, 8);
-        let limits = Limits { ladders: &ladders, slots: 8, capacity: 256 };
+        let limits = Limits { ladders: &ladders, slots: 8, capacity: 256, ready: &ProgramSet::Any };
         let prefill = plan(&[row(5, 4), row(25, 0), row(9, 9)], limits);
         let planned = PlannedRow { slot: 1, cached: 0, valid: 16, is_last: false };
         let shape = StepShape { rows: 1, length: 16, capacity: 256 };
@@ -224,7 +265,7 @@ mod tests {
     #[test]
     fn a_program_reaches_over_ended_rows_and_not_over_many() {
         let ladders = ladders(16, 64);
-        let limits = Limits { ladders: &ladders, slots: 64, capacity: 256 };
+        let limits = Limits { ladders: &ladders, slots: 64, capacity: 256, ready: &ProgramSet::Any };
         let slots = |rows: &[RowState]| {
             let plan = plan(rows, limits).map(|plan| (plan.shape.rows, plan.rows.iter().map(|row| row.slot).collect()));
             plan.unwrap_or((0, Vec::new()))
@@ -239,7 +280,7 @@ mod tests {
     #[test]
     fn rows_that_are_computed_unlike_run_apart() {
         let ladders = ladders(16, 8);
-        let limits = Limits { ladders: &ladders, slots: 8, capacity: 256 };
+        let limits = Limits { ladders: &ladders, slots: 8, capacity: 256, ready: &ProgramSet::Any };
         let long = RowState { is_long: true, ..row(40, 39) };
         let slots = |rows: &[RowState]| {
             let plan = plan(rows, limits);
@@ -250,9 +291,24 @@ mod tests {
     }
 
     #[test]
+    fn a_larger_program_that_is_there_is_taken_before_one_that_is_not() {
+        let ladders = ladders(16, 8);
+        let shape = |rows, length| StepShape { rows, length, capacity: 256 };
+        let ready = ProgramSet::Ready([shape(1, 8), shape(1, 16), shape(6, 1), shape(8, 1)].into());
+        let limits = Limits { ladders: &ladders, slots: 6, capacity: 256, ready: &ready };
+        let shapes = |rows: &[RowState]| plan(rows, limits).map(|plan| plan.shape);
+        assert_eq!(shapes(&[row(3, 0)]), Some(shape(1, 8)));
+        assert_eq!(shapes(&[row(12, 0)]), Some(shape(1, 16)));
+        assert_eq!(shapes(&[row(5, 4), row(3, 2)]), Some(shape(6, 1)), "8 rows do not fit");
+        let none = ProgramSet::Ready(BTreeSet::new());
+        let limits = Limits { ready: &none, ..limits };
+        assert_eq!(plan(&[row(3, 0)], limits).map(|plan| plan.shape), Some(shape(1, 3)), "its own is made then");
+    }
+
+    #[test]
     fn defect_10_a_prompt_of_one_token_is_no_decode_step() {
         let ladders = ladders(16, 1);
-        let limits = Limits { ladders: &ladders, slots: 1, capacity: 256 };
+        let limits = Limits { ladders: &ladders, slots: 1, capacity: 256, ready: &ProgramSet::Any };
         assert_eq!(plan(&[row(1, 0)], limits).map(|plan| plan.phase), Some(Phase::Prefill));
         assert_eq!(plan(&[row(2, 1)], limits).map(|plan| plan.phase), Some(Phase::Decode));
     }
@@ -263,14 +319,17 @@ mod tests {
         fn plans_run_every_pending_token_once(
             lengths in prop::collection::vec((0usize..700, 0usize..700), 1..7), chunk in 1usize..200, rows_max in 1usize..9,
             long in prop::option::of(100usize..400),
+            shapes in prop::option::of(prop::collection::btree_set((1usize..9, 1usize..200), 0..20)),
         ) {
+            let shape = |(rows, length)| StepShape { rows, length, capacity: 0 };
+            let ready = shapes.map_or(ProgramSet::Any, |shapes| ProgramSet::Ready(shapes.into_iter().map(shape).collect()));
             let ladders = Ladders { long_chunk: long.filter(|&long| long > chunk), ..ladders(chunk, rows_max) };
             let mut rows: Vec<RowState> = lengths.iter().map(|&(a, b)| row(a.max(b), a.min(b))).collect();
             let slots = ladders.rows.at_least(rows.len()).unwrap_or(rows.len());
             let mut capacity = ladders.capacity_at_first(rows.iter().map(|row| row.length).max().unwrap_or(0), Some(0));
             let pending: usize = rows.iter().map(|row| row.pending()).sum();
             let (mut steps, mut done) = (0, 0);
-            while let Some(plan) = plan(&rows, Limits { ladders: &ladders, slots, capacity }) {
+            while let Some(plan) = plan(&rows, Limits { ladders: &ladders, slots, capacity, ready: &ready }) {
                 prop_assert!(plan.shape.capacity >= capacity);
                 capacity = plan.shape.capacity;
                 prop_assert!(!plan.rows.is_empty() && plan.rows.len() <= plan.shape.rows);

@@ -3,6 +3,7 @@
 //! a step that fails leaves nothing but bytes that the next one writes over.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use precast_session::{
     ArgumentPlace, Device, DeviceMemory, DevicePlace, PlacedArgument, ResultPlace, RunReport, Session, SessionError,
@@ -250,7 +251,9 @@ impl TextModel {
                 }),
             });
         }
+        let begun = Instant::now();
         let report = session.run_placed(&arguments, &mut places)?;
+        self.tell(plan, &report, begun);
         let mut logits = None;
         let (mut ids, mut scores) = (Vec::new(), Vec::new());
         for (buffer, &(role, dtype)) in buffers.iter().zip(outputs) {

@@ -40,6 +40,39 @@ impl CacheNames {
     }
 }
 
+/// Which tokens an input counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountOf {
+    /// Those that are cached.
+    Past,
+    /// Those that are new.
+    New,
+    /// Both; of all rows together, those of the longest.
+    Total,
+}
+
+/// How many numbers an input that counts tokens has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountForm {
+    /// One, without a dim.
+    Scalar,
+    /// One, in a dim of its own.
+    Single,
+    /// One for each row.
+    Rows,
+}
+
+/// An input that counts tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CountInput {
+    /// Its name.
+    pub name: String,
+    /// What it counts.
+    pub of: CountOf,
+    /// How many numbers it has.
+    pub form: CountForm,
+}
+
 /// The roles of a decoder's inputs and outputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Roles {
@@ -49,12 +82,44 @@ pub struct Roles {
     pub attention_mask: Option<String>,
     /// Positions [rows, length].
     pub position_ids: Option<String>,
+    /// Numbers of tokens, which some graphs are told.
+    pub counts: Vec<CountInput>,
     /// Cached keys and values, a layer.
     pub past: Vec<CacheNames>,
     /// Scores.
     pub logits: String,
     /// Keys and values, a layer.
     pub present: Vec<CacheNames>,
+}
+
+impl Roles {
+    /// Every role that is bound and the name that it is bound to; layers by their first one, with how many there are.
+    pub fn named(&self) -> Vec<(&'static str, String)> {
+        let layers = |all: &[CacheNames]| match all {
+            [] => "none".to_string(),
+            [only] => only.names().join(", "),
+            [first, ..] => format!("{} and {} more layers", first.names().join(", "), all.len() - 1),
+        };
+        let mut named = vec![("input_ids", self.input_ids.clone())];
+        named.extend(self.attention_mask.iter().map(|name| ("attention_mask", name.clone())));
+        named.extend(self.position_ids.iter().map(|name| ("position_ids", name.clone())));
+        named.extend(self.counts.iter().map(|count| (count.of.name(), count.name.clone())));
+        named.push(("past", layers(&self.past)));
+        named.push(("logits", self.logits.clone()));
+        named.push(("present", layers(&self.present)));
+        named
+    }
+}
+
+impl CountOf {
+    /// What reports call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            CountOf::Past => "past length",
+            CountOf::New => "current length",
+            CountOf::Total => "total length",
+        }
+    }
 }
 
 /// Why the graph does not fit the configuration: everything that does not.
@@ -82,6 +147,16 @@ pub fn bind_roles(config: &DecoderConfig, inputs: &[GraphPort], outputs: &[Strin
     let attention_mask = one("attention_mask", &names.attention_mask, "attention_mask", &has_input);
     let position_ids = one("position_ids", &names.position_ids, "position_ids", &has_input);
     let logits = one("logits", &names.logits, "logits", &has_output);
+    let counted: Vec<(String, CountOf)> = [
+        ("past_sequence_length", &names.past_sequence_length, CountOf::Past),
+        ("past_key_values_length", &names.past_key_values_length, CountOf::Past),
+        ("current_sequence_length", &names.current_sequence_length, CountOf::New),
+        ("total_sequence_length", &names.total_sequence_length, CountOf::Total),
+    ]
+    .into_iter()
+    .filter_map(|(role, configured, of)| Some((one(role, configured, role, &has_input)?, of)))
+    .collect();
+    let counts = bind_counts(counted, inputs, &mut faults);
     let layers = layer_count(config, &has_input);
     let past = bind_layers(past_patterns(names), layers, &has_input, &mut faults);
     let present = bind_layers(present_patterns(names), layers, &has_output, &mut faults);
@@ -98,6 +173,7 @@ pub fn bind_roles(config: &DecoderConfig, inputs: &[GraphPort], outputs: &[Strin
         .into_iter()
         .flatten()
         .map(String::as_str)
+        .chain(counts.iter().map(|count| count.name.as_str()))
         .chain(past.iter().flat_map(CacheNames::names))
         .collect();
     let unbound: Vec<&str> =
@@ -107,10 +183,36 @@ pub fn bind_roles(config: &DecoderConfig, inputs: &[GraphPort], outputs: &[Strin
     }
     match (input_ids, logits, faults.is_empty()) {
         (Some(input_ids), Some(logits), true) => {
-            Ok(Roles { input_ids, attention_mask, position_ids, past, logits, present })
+            Ok(Roles { input_ids, attention_mask, position_ids, counts, past, logits, present })
         }
         _ => Err(RoleError(faults)),
     }
+}
+
+/// Inputs that count tokens hold one integer, or one for each row.
+fn bind_counts(counted: Vec<(String, CountOf)>, inputs: &[GraphPort], faults: &mut Vec<String>) -> Vec<CountInput> {
+    let mut counts = Vec::new();
+    for (name, of) in counted {
+        let Some(port) = inputs.iter().find(|port| port.name == name) else { continue };
+        let form = match &port.dims[..] {
+            [] => CountForm::Scalar,
+            [dim] if dim.as_usize() == Some(1) => CountForm::Single,
+            [dim] if dim.as_usize().is_none() => CountForm::Rows,
+            dims => {
+                let dims: Vec<String> = dims.iter().map(Dim::to_string).collect();
+                faults.push(format!(
+                    "input '{name}' counts tokens in [{}]; one number or one for each row was expected",
+                    dims.join(", ")
+                ));
+                CountForm::Scalar
+            }
+        };
+        if !matches!(port.dtype, DType::I32 | DType::I64) {
+            faults.push(format!("input '{name}' counts tokens in {}; i32 or i64 was expected", port.dtype.name()));
+        }
+        counts.push(CountInput { name, of, form });
+    }
+    counts
 }
 
 /// How names of layers are written: keys and values apart, or together.
@@ -192,6 +294,42 @@ mod tests {
             bind_roles(&DecoderConfig::default(), &inputs, &outputs(&["logits", "present.0.key", "present.0.value"]))
                 .unwrap();
         assert_eq!((roles.past.len(), roles.attention_mask, roles.position_ids), (1, None, None));
+    }
+
+    #[test]
+    fn inputs_that_count_tokens_are_bound_by_their_dims() {
+        let mut inputs = ports(&["input_ids", "past_key_values.0.key", "past_key_values.0.value"]);
+        let count = |name: &str, dtype, dims: Vec<Dim>| GraphPort { name: name.to_string(), dtype, dims };
+        inputs.extend([
+            count("past_sequence_length", DType::I32, Vec::new()),
+            count("seen", DType::I64, vec![Dim::symbol("rows")]),
+            count("total_sequence_length", DType::I32, vec![Dim::from(1usize)]),
+        ]);
+        let names = RoleNames { past_key_values_length: Some("seen".into()), ..RoleNames::default() };
+        let config = DecoderConfig { names, ..DecoderConfig::default() };
+        let out = outputs(&["logits", "present.0.key", "present.0.value"]);
+        let counts = bind_roles(&config, &inputs, &out).unwrap().counts;
+        let counts: Vec<_> = counts.iter().map(|count| (count.name.as_str(), count.of, count.form)).collect();
+        assert_eq!(
+            counts,
+            [
+                ("past_sequence_length", CountOf::Past, CountForm::Scalar),
+                ("seen", CountOf::Past, CountForm::Rows),
+                ("total_sequence_length", CountOf::Total, CountForm::Single),
+            ]
+        );
+        inputs.push(count("current_sequence_length", DType::F32, vec![Dim::from(2usize)]));
+        let names = RoleNames { past_key_values_length: Some("none".into()), ..RoleNames::default() };
+        let config = DecoderConfig { names, ..DecoderConfig::default() };
+        assert_eq!(
+            bind_roles(&config, &inputs, &out).unwrap_err().0,
+            [
+                "past_key_values_length is mapped to 'none', which the graph does not have",
+                "input 'current_sequence_length' counts tokens in [2]; one number or one for each row was expected",
+                "input 'current_sequence_length' counts tokens in f32; i32 or i64 was expected",
+                "no role covers the inputs seen",
+            ]
+        );
     }
 
     #[test]

@@ -3,15 +3,17 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use precast_session::{Argument, RunReport, Session, SessionError};
+use precast_session::{Argument, Bucket, RunReport, Session, SessionError};
 use precast_tensor::{DType, Tensor, TensorError};
 
 use crate::config::GenerationConfig;
 use crate::kv_cache::{Half, KvCache, LayerLayout, NoMemory};
 use crate::ladder::Ladders;
-use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
+use crate::plan::{Phase, PlannedRow, ProgramSet, Scores as PlanScores, StepPlan, StepShape};
 use crate::resident::{DecoderSession, ResidentDecoder};
+use crate::roles::{CountForm, CountOf, Roles};
 use crate::spare_memory::SpareMemory;
 use crate::step_buffers::{Scores, StepBuffers, is_shared};
 
@@ -30,6 +32,8 @@ pub enum InputRole {
     NewTokens,
     /// Behind which new tokens scores are wanted, i64 [rows, scored].
     LogitsIndex,
+    /// A number of tokens, for all rows or for each.
+    Count(CountOf, CountForm),
     /// Keys or values of a layer's cache.
     Past(usize, Half),
 }
@@ -48,6 +52,15 @@ pub enum OutputRole {
     /// That score [rows, scored, 1].
     BestScore,
 }
+
+/// Symbols of a decoder's Graph: rows of a step.
+pub const ROWS: &str = "rows";
+/// New tokens of a row.
+pub const LENGTH: &str = "length";
+/// Slots of a cache.
+pub const CAPACITY: &str = "capacity";
+/// Tokens of a row behind which scores are wanted.
+pub const SCORED: &str = "scored";
 
 /// Why a decoder's step did not run.
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +86,11 @@ pub struct TextModel {
     spare: Arc<SpareMemory>,
     reopen: Option<Reopen>,
     draft: Option<Arc<TextModel>>,
+    watchers: Vec<StepWatcher>,
 }
+
+/// Who is told what every step of a decoder ran and how long it took, whichever thread ran it.
+pub type StepWatcher = Arc<dyn Fn(&StepPlan, &RunReport, Duration) + Send + Sync>;
 
 /// What a TextModel is made of.
 pub struct TextModelParts {
@@ -91,12 +108,18 @@ pub struct TextModelParts {
     pub resident: Option<ResidentDecoder>,
     /// The decoder as it computes long rows, where that differs.
     pub long: Option<LongDecoder>,
+    /// Which of the graph's inputs and outputs is what.
+    pub roles: Roles,
     /// What each layer caches.
     pub layers: Vec<LayerLayout>,
     /// Ids that scores have.
     pub vocabulary: usize,
+    /// Bytes of constants that every step reads whole.
+    pub weight_bytes: u64,
     /// Sizes that have Programs.
     pub ladders: Ladders,
+    /// Whether a step takes a larger Program that is there rather than wait for one of its own.
+    pub pads_up: bool,
     /// Canonical name of the device.
     pub device: String,
 }
@@ -135,7 +158,7 @@ pub struct StepOutputs {
 impl TextModel {
     /// A decoder of these parts.
     pub fn new(parts: TextModelParts) -> TextModel {
-        TextModel { shared: Arc::new(parts), spare: Arc::default(), reopen: None, draft: None }
+        TextModel { shared: Arc::new(parts), spare: Arc::default(), reopen: None, draft: None, watchers: Vec::new() }
     }
 
     /// The same decoder, which can be opened anew when its device has failed.
@@ -163,6 +186,20 @@ impl TextModel {
         Ok(reopen()?.with_reopen(reopen.clone()))
     }
 
+    /// The same decoder, with one more who is told of the steps of this handle and of those cloned from it.
+    pub fn watched(mut self, watcher: StepWatcher) -> TextModel {
+        self.watchers.push(watcher);
+        self
+    }
+
+    /// Tells of a step that began then and has ended.
+    pub(crate) fn tell(&self, plan: &StepPlan, report: &RunReport, begun: Instant) {
+        if !self.watchers.is_empty() {
+            let took = begun.elapsed();
+            self.watchers.iter().for_each(|watcher| watcher(plan, report, took));
+        }
+    }
+
     /// The configuration of its folder.
     pub fn config(&self) -> &GenerationConfig {
         &self.shared.config
@@ -173,9 +210,28 @@ impl TextModel {
         self.shared.vocabulary
     }
 
+    /// Bytes of constants that every step reads whole; tables of which a step looks up a few rows are not among them.
+    pub fn weight_bytes(&self) -> u64 {
+        self.shared.weight_bytes
+    }
+
     /// Sizes that have Programs.
     pub fn ladders(&self) -> &Ladders {
         &self.shared.ladders
+    }
+
+    /// Programs that steps whose scores are wanted may count on: where larger ones are taken, those that are there.
+    pub fn ready(&self) -> ProgramSet {
+        if !self.shared.pads_up {
+            return ProgramSet::Any;
+        }
+        let session = self.resident().map_or(&self.shared.session, |decoder| &decoder.scored.session);
+        ProgramSet::Ready(session.loaded().iter().filter_map(shape_of).collect())
+    }
+
+    /// Which of the graph's inputs and outputs is what.
+    pub fn roles(&self) -> &Roles {
+        &self.shared.roles
     }
 
     /// What each layer caches.
@@ -239,7 +295,9 @@ impl TextModel {
             inputs.iter().map(|&(role, dtype)| Input::of(role, dtype, plan, tokens, cache)).collect();
         let arguments: Vec<Argument<'_>> = inputs.iter().map(|input| input.argument(plan, cache)).collect();
         let bytes = |role, dtype: DType| self.output_elements(role, plan) * dtype.size_bytes();
+        let begun = Instant::now();
         let report = session.run_into(&arguments, &mut buffers.prepare(roles, bytes, &self.spare))?;
+        self.tell(plan, &report, begun);
         let logits = match roles.iter().position(|(role, _)| *role == OutputRole::Logits) {
             None => vec![Scores::default(); plan.rows.len()],
             Some(place) if is_shared(&roles[place]) => buffers.share_scores(score_places(plan), self.shared.vocabulary),
@@ -342,6 +400,14 @@ fn score_places(plan: &StepPlan) -> impl Iterator<Item = usize> {
     plan.rows.iter().flat_map(move |row| (0..scored).map(move |number| plan.position(row) * scored + number))
 }
 
+/// Sizes of a Program that gives one row of scores a sequence. The capacity is none where every layer has a window of its own.
+fn shape_of(bucket: &Bucket) -> Option<StepShape> {
+    let size =
+        |symbol: &str| bucket.dims().find(|(name, _)| *name == symbol).and_then(|(_, size)| size.try_into().ok());
+    let is_plain = size(SCORED).is_none_or(|scored: usize| scored == 1);
+    is_plain.then_some(StepShape { rows: size(ROWS)?, length: size(LENGTH)?, capacity: size(CAPACITY).unwrap_or(0) })
+}
+
 /// Elements of a float type as f32.
 pub(crate) fn read_floats(bytes: &[u8], dtype: DType) -> Result<Vec<f32>, TensorError> {
     match dtype {
@@ -421,6 +487,21 @@ impl Input {
             InputRole::NewTokens => {
                 let valid = |row: &Option<usize>| row.map_or(0, |row| plan.rows[row].valid as i64);
                 Input::integers(dtype, vec![rows], by_position.iter().map(valid))
+            }
+            InputRole::Count(of, form) => {
+                let count = |row: &PlannedRow| match of {
+                    CountOf::Past => row.cached as i64,
+                    CountOf::New => row.valid as i64,
+                    CountOf::Total => (row.cached + row.valid) as i64,
+                };
+                let largest = || plan.rows.iter().map(count).max().into_iter();
+                match form {
+                    CountForm::Scalar => Input::integers(dtype, Vec::new(), largest()),
+                    CountForm::Single => Input::integers(dtype, vec![1], largest()),
+                    CountForm::Rows => {
+                        Input::integers(dtype, vec![rows], (0..rows).map(|row| count(&plan.rows[planned(row)])))
+                    }
+                }
             }
             InputRole::Past(..) => Input::integers(dtype, Vec::new(), std::iter::empty()),
         }

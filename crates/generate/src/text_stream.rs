@@ -11,8 +11,10 @@ pub struct TextStream {
     pending: Vec<u8>,
     /// The last token that was text by itself; how the next one begins may depend on it.
     neighbour: Option<u32>,
-    /// Whether anything was given out.
+    /// Whether any token became text, though it may have been empty.
     is_begun: bool,
+    /// Tokens of bytes from the first one on, until the first character is complete: how a text begins may depend on them.
+    opening: Vec<u32>,
     /// What the last push gave out.
     piece: String,
 }
@@ -20,7 +22,7 @@ pub struct TextStream {
 impl TextStream {
     pub(crate) fn new(tokenizer: Tokenizer, skips_special: bool) -> TextStream {
         let (pending, piece) = (Vec::new(), String::new());
-        TextStream { tokenizer, skips_special, pending, neighbour: None, is_begun: false, piece }
+        TextStream { tokenizer, skips_special, pending, neighbour: None, is_begun: false, opening: Vec::new(), piece }
     }
 
     /// Adds a token and gives the text that is complete with it.
@@ -31,16 +33,34 @@ impl TextStream {
             TokenText::Bytes(bytes) => {
                 self.pending.extend(bytes);
                 take_complete(&mut self.pending, &mut self.piece);
+                if !self.is_begun {
+                    self.open_with(id);
+                }
             }
             TokenText::Word => {
                 give_up(&mut self.pending, &mut self.piece);
+                self.is_begun |= !self.piece.is_empty();
                 let word = self.word(id);
                 self.piece.push_str(&word);
                 self.neighbour = Some(id);
+                self.is_begun = true;
             }
         }
-        self.is_begun |= !self.piece.is_empty();
         &self.piece
+    }
+
+    /// Notes a token of bytes at the beginning. The first character is what the tokenizer makes of it there: a leading space
+    /// may be dropped.
+    fn open_with(&mut self, id: u32) {
+        self.opening.push(id);
+        if self.piece.is_empty() {
+            return;
+        }
+        self.is_begun = true;
+        if self.pending.is_empty() && self.tokenizer.begins_by_position() {
+            self.piece = self.tokenizer.words(&self.opening);
+        }
+        self.opening.clear();
     }
 
     /// What is left: bytes that did not become a character.

@@ -15,6 +15,9 @@ pub const TOKENIZER_FILE: &str = "tokenizer.json";
 const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_FILE: &str = "special_tokens_map.json";
 const CHAT_TEMPLATE_FILE: &str = "chat_template.jinja";
+/// The chat template of conversations without tools, and the one of those with tools.
+const DEFAULT_TEMPLATE: &str = "default";
+const TOOL_TEMPLATE: &str = "tool_use";
 
 /// Why a tokenizer could not be opened or used.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +50,8 @@ pub struct Tokenizer {
 struct Shared {
     file: tokenizers::Tokenizer,
     spelling: Spelling,
-    template: Option<ChatTemplate>,
+    /// Chat templates by name.
+    templates: Vec<(String, ChatTemplate)>,
     /// Special tokens by their role, such as `eos_token`.
     special: BTreeMap<String, String>,
 }
@@ -87,12 +91,13 @@ impl Tokenizer {
         let config = read_config(folder, TOKENIZER_CONFIG_FILE)?;
         let mut special = special_tokens(&read_config(folder, SPECIAL_TOKENS_FILE)?);
         special.extend(special_tokens(&config));
-        let template = match folder.has(CHAT_TEMPLATE_FILE) {
-            true => Some(folder.read_text(CHAT_TEMPLATE_FILE)?),
-            false => template_of(&config),
+        let sources = match folder.has(CHAT_TEMPLATE_FILE)? {
+            true => vec![(DEFAULT_TEMPLATE.to_string(), folder.read_text(CHAT_TEMPLATE_FILE)?)],
+            false => templates_of(&config),
         };
-        let template = template.map(|source| ChatTemplate::new(&source, special.clone())).transpose()?;
-        Ok(Tokenizer { shared: Arc::new(Shared { file, spelling, template, special }) })
+        let read = |(name, source): (String, String)| Ok((name, ChatTemplate::new(&source, special.clone())?));
+        let templates = sources.into_iter().map(read).collect::<Result<_, TemplateError>>()?;
+        Ok(Tokenizer { shared: Arc::new(Shared { file, spelling, templates, special }) })
     }
 
     /// Ids of a text. Special tokens written in the text are recognised; none is added.
@@ -153,13 +158,26 @@ impl Tokenizer {
 
     /// Whether the folder has a chat template.
     pub fn has_chat_template(&self) -> bool {
-        self.shared.template.is_some()
+        !self.shared.templates.is_empty()
     }
 
     /// The text of a conversation by the folder's chat template. It is encoded by `encode`.
     pub fn apply_chat_template(&self, messages: &ChatValue, options: &ChatOptions) -> Result<String, TokenizerError> {
-        let template = self.shared.template.as_ref().ok_or(TemplateError::Missing)?;
-        Ok(template.render(messages, options)?)
+        Ok(self.template_for(options)?.render(messages, options)?)
+    }
+
+    /// Of several templates, the one for tools where there are some, else the default one, else the only one.
+    fn template_for(&self, options: &ChatOptions) -> Result<&ChatTemplate, TemplateError> {
+        let templates = &self.shared.templates;
+        let named = |name: &str| templates.iter().find(|(found, _)| found == name).map(|(_, template)| template);
+        let for_tools = options.tools.as_ref().and_then(|_| named(TOOL_TEMPLATE));
+        match (for_tools.or_else(|| named(DEFAULT_TEMPLATE)), &templates[..]) {
+            (Some(template), _) | (None, [(_, template)]) => Ok(template),
+            (None, []) => Err(TemplateError::Missing),
+            (None, several) => Err(TemplateError::NoDefault(
+                several.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>().join(", "),
+            )),
+        }
     }
 
     /// What a token adds to a text.
@@ -177,6 +195,11 @@ impl Tokenizer {
         }
     }
 
+    /// Whether what tokens of bytes become may depend on whether they come first.
+    pub(crate) fn begins_by_position(&self) -> bool {
+        self.shared.spelling == Spelling::ByteFallback
+    }
+
     /// The text of a token that is not the first of a text.
     pub(crate) fn word_behind_another(&self, id: u32) -> String {
         let (alone, twice) = (self.words(&[id]), self.words(&[id, id]));
@@ -191,7 +214,7 @@ impl Tokenizer {
 
 /// A file of settings that may be missing.
 fn read_config(folder: &Folder, file: &'static str) -> Result<serde_json::Value, TokenizerError> {
-    if !folder.has(file) {
+    if !folder.has(file)? {
         return Ok(serde_json::Value::Null);
     }
     serde_json::from_str(&folder.read_text(file)?)
@@ -205,12 +228,17 @@ fn special_tokens(config: &serde_json::Value) -> BTreeMap<String, String> {
     members.filter_map(|(key, value)| Some((key.clone(), text(value)?))).collect()
 }
 
-/// The chat template in the settings: a text, or the one called `default` of a list.
-fn template_of(config: &serde_json::Value) -> Option<String> {
-    let template = config.get("chat_template")?;
-    let named = |entry: &&serde_json::Value| entry.get("name").and_then(|name| name.as_str()) == Some("default");
-    let source = template.as_str().or_else(|| template.as_array()?.iter().find(named)?.get("template")?.as_str());
-    source.map(ToString::to_string)
+/// The chat templates in the settings, by name: a text, or a list of them.
+fn templates_of(config: &serde_json::Value) -> Vec<(String, String)> {
+    let Some(template) = config.get("chat_template") else { return Vec::new() };
+    let text = |entry: &serde_json::Value, key: &str| Some(entry.get(key)?.as_str()?.to_string());
+    match (template.as_str(), template.as_array()) {
+        (Some(source), _) => vec![(DEFAULT_TEMPLATE.to_string(), source.to_string())],
+        (None, Some(list)) => {
+            list.iter().filter_map(|entry| Some((text(entry, "name")?, text(entry, "template")?))).collect()
+        }
+        (None, None) => Vec::new(),
+    }
 }
 
 /// The decoder part of a tokenizer's file.

@@ -4,10 +4,14 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
-use precast::generate::{FinishReason, Generator, GeneratorParams, TextModel, generate};
+use precast::generate::{FinishReason, GenerateError, Generator, GeneratorParams, TextModel, generate};
 use precast::{TextOptions, open_text_model};
-use precast_onnx::proto::{GraphProto, ModelProto, TypeValue};
+use precast_onnx::proto::{
+    AttributeProto, DimensionProto, DimensionValue, GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto,
+    TensorTypeProto, TypeProto, TypeValue, ValueInfoProto,
+};
 use proptest::prelude::*;
 use prost::Message;
 use support::{data, model, model_with, overlay};
@@ -291,6 +295,131 @@ fn errors_leave_the_state_as_it_was() {
 }
 
 #[test]
+fn a_prompt_is_cancelled_between_steps_and_leaves_no_trace() {
+    let model = model("llama-fp32");
+    let mut params = endless(&model, 8);
+    params.search.chunk_size = Some(1);
+    let mut generator = Generator::new(&model, params).unwrap();
+    let asked = std::cell::Cell::new(0);
+    let third = || asked.replace(asked.get() + 1) == 2;
+    let error = generator.append_unless(&[&[5, 6, 7, 8]], &third).unwrap_err();
+    assert!(matches!(error, GenerateError::Cancelled) && generator.row_count() == 0);
+    generator.append(&[&[5, 6]]).unwrap();
+    asked.set(2);
+    assert!(generator.append_unless(&[&[9]], &third).is_err());
+    assert_eq!(generator.sequence(0), [5, 6]);
+    generator.append(&[&[7, 8]]).unwrap();
+    assert_eq!(generator.next().unwrap()[0].id, 86, "the golden case's first token");
+}
+
+#[test]
+fn scores_that_were_given_do_not_outlive_an_append() {
+    let model = model("llama-fp32");
+    let mut generator = Generator::new(&model, endless(&model, 8)).unwrap();
+    generator.append(&[&[5, 6]]).unwrap();
+    let mut given = vec![0.0; 320];
+    given[77] = 1.0;
+    generator.set_logits(0, &given).unwrap();
+    generator.append(&[&[7, 8]]).unwrap();
+    assert_eq!(generator.next().unwrap()[0].id, 86, "the golden case's first token");
+}
+
+/// A folder of the data that may be written to, and how it opens with an overlay.
+fn copied(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(data().join(name)).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn settings_of_a_session_do_what_they_say() {
+    let folder = copied("llama-fp32");
+    let open = |options: &str, threads: Option<usize>| {
+        let patch = format!(r#"{{"model":{{"decoder":{{"session_options":{options}}}}}}}"#);
+        let options = TextOptions { overlays: vec![overlay(&patch)], threads, ..TextOptions::default() };
+        open_text_model(folder.path(), &options).unwrap()
+    };
+    let quiet = open(r#"{"log_severity_level":3}"#, None);
+    assert!(quiet.notices.is_empty(), "{:?}", quiet.notices);
+    assert!(!open(r#"{"log_severity_level":2}"#, None).notices.is_empty());
+    let target = |folder: &precast::TextFolder| folder.model.session().target().to_string();
+    let (file, caller) = (open(r#"{"intra_op_num_threads":3}"#, None), open(r#"{"intra_op_num_threads":3}"#, Some(2)));
+    assert!(target(&file).contains("threads=3") && target(&caller).contains("threads=2"));
+    let strict = open(r#"{"graph_optimization_level":"ORT_DISABLE_ALL"}"#, None);
+    let all = open(r#"{"graph_optimization_level":"ORT_ENABLE_ALL"}"#, None);
+    assert!(target(&strict) != target(&all) && target(&all) == target(&open("{}", None)));
+    let prompt: &[u32] = &[5, 6, 7, 8];
+    assert_eq!(answers(&strict.model, &endless(&strict.model, 3), &[prompt]), [[86, 282, 221]]);
+}
+
+#[test]
+fn a_step_takes_a_larger_program_that_is_there() {
+    let on_miss = Some("pad-to-larger,wait".parse().unwrap());
+    let options = TextOptions { on_miss, ..TextOptions::default() };
+    let model = open_text_model(&data().join("llama-fp32"), &options).unwrap().model;
+    let shapes = Arc::new(Mutex::new(Vec::new()));
+    let seen = shapes.clone();
+    let watched = model.watched(Arc::new(move |plan, _, _| seen.lock().unwrap().push(plan.shape.length)));
+    let expected = answers(&support::model("llama-fp32"), &endless(&watched, 3), &[&[5, 6, 7, 8]]);
+    answers(&watched, &endless(&watched, 1), &[&[9; 12]]);
+    assert_eq!(answers(&watched, &endless(&watched, 3), &[&[5, 6, 7, 8]]), expected);
+    assert_eq!(*shapes.lock().unwrap(), [12, 12, 1, 1], "what was there for 12 tokens serves 4");
+}
+
+#[test]
+fn steps_are_traced_to_a_file_in_the_folder() {
+    let folder = copied("llama-fp32");
+    let patch = r#"{"model":{"decoder":{"session_options":{"enable_profiling":"steps"}}}}"#;
+    let options = TextOptions { overlays: vec![overlay(patch)], ..TextOptions::default() };
+    let model = open_text_model(folder.path(), &options).unwrap().model;
+    let read = || -> Vec<serde_json::Value> {
+        serde_json::from_str(&std::fs::read_to_string(folder.path().join("steps_0.json")).unwrap()).unwrap()
+    };
+    assert!(read().is_empty());
+    answers(&model, &endless(&model, 3), &[&[5, 6, 7, 8, 9]]);
+    let names: Vec<String> = read().iter().map(|event| event["name"].as_str().unwrap().to_string()).collect();
+    assert_eq!(
+        names,
+        [
+            "prefill rows=1 length=6 capacity=256",
+            "decode rows=1 length=1 capacity=256",
+            "decode rows=1 length=1 capacity=256",
+        ]
+    );
+    let out = r#"{"model":{"decoder":{"session_options":{"enable_profiling":"../steps"}}}}"#;
+    let options = TextOptions { overlays: vec![overlay(out)], ..TextOptions::default() };
+    assert!(open_text_model(folder.path(), &options).map(drop).unwrap_err().to_string().contains("contains '..'"));
+}
+
+#[test]
+fn sizes_that_contradict_the_graph_are_all_told() {
+    let patch = r#"{"model":{"decoder":{"num_attention_heads":8,"hidden_size":128,"sliding_window":{"window_size":16,
+        "layers":[1,9],"slide_inputs":false,"slide_key_value_cache":false}}}}"#;
+    let options = TextOptions { overlays: vec![overlay(patch)], ..TextOptions::default() };
+    let error = open_text_model(&data().join("gemma2-fp32"), &options).map(drop).unwrap_err().to_string();
+    let (_, faults) = error.split_once(": ").unwrap();
+    assert_eq!(
+        faults.split("; ").collect::<Vec<_>>(),
+        [
+            "sliding_window.layers does not name layer 0, whose node of attention has a window of 16",
+            "layer 0 has 4 heads of queries",
+            "num_attention_heads is 8",
+            "sliding_window says that layer 1 has a window of 16",
+            "its node of attention has none",
+            "layer 1 has 4 heads of queries",
+            "num_attention_heads is 8",
+            "sliding_window.layers names 9",
+            "the graph has layers 0 to 1",
+            "hidden_size is 128",
+            "the graph's norms are 64 wide",
+        ]
+    );
+}
+
+#[test]
 fn defect_12_names_of_inputs_come_from_the_configuration() {
     let names = r#"{"model":{"decoder":{"inputs":{"input_ids":"ids"}}}}"#;
     let options = TextOptions { overlays: vec![overlay(names)], ..TextOptions::default() };
@@ -364,7 +493,10 @@ proptest! {
 fn rewritten(name: &str, patch: &str, rewrite: impl Fn(&mut GraphProto)) -> TextModel {
     let folder = tempfile::tempdir().unwrap();
     for file in ["genai_config.json", "model.onnx.data"] {
-        std::fs::copy(data().join(name).join(file), folder.path().join(file)).unwrap();
+        let from = data().join(name).join(file);
+        if from.exists() {
+            std::fs::copy(from, folder.path().join(file)).unwrap();
+        }
     }
     let bytes = std::fs::read(data().join(name).join("model.onnx")).unwrap();
     let mut proto = ModelProto::decode(bytes.as_slice()).unwrap();
@@ -383,6 +515,69 @@ fn defect_08_ids_may_have_either_integer_type() {
     };
     let (narrow, wide) = (rewritten("llama-fp32", "{}", with_i32), model("llama-fp32"));
     assert_eq!(answers(&narrow, &endless(&narrow, 8), &RAGGED), answers(&wide, &endless(&wide, 8), &RAGGED));
+}
+
+/// A decoder that is told its numbers of tokens, and whose positions are right only if those are.
+fn told_its_lengths(graph: &mut GraphProto) {
+    let port = |name: &str, elem_type: i32, dims: Vec<DimensionValue>| {
+        let dim = dims.into_iter().map(|value| DimensionProto { value: Some(value), ..Default::default() }).collect();
+        let ty = TensorTypeProto { elem_type, shape: Some(TensorShapeProto { dim }) };
+        let ty = TypeProto { value: Some(TypeValue::TensorType(ty)), ..Default::default() };
+        ValueInfoProto { name: name.to_string(), r#type: Some(ty), ..Default::default() }
+    };
+    graph.input.extend([
+        port("past_sequence_length", 7, vec![]),
+        port("now", 7, vec![DimensionValue::DimValue(1)]),
+        port("total_sequence_length", 6, vec![DimensionValue::DimValue(1)]),
+        port("past_key_values_length", 7, vec![DimensionValue::DimParam("rows".to_string())]),
+    ]);
+    let axes =
+        TensorProto { name: "one".to_string(), data_type: 7, dims: vec![1], int64_data: vec![1], ..Default::default() };
+    graph.initializer.push(axes);
+    for name in graph.node.iter_mut().flat_map(|node| node.input.iter_mut()).filter(|name| *name == "position_ids") {
+        *name = "moved".to_string();
+    }
+    let node = |op_type: &str, inputs: &[&str], output: &str| NodeProto {
+        op_type: op_type.to_string(),
+        input: inputs.iter().map(ToString::to_string).collect(),
+        output: vec![output.to_string()],
+        ..Default::default()
+    };
+    let to = AttributeProto { name: "to".to_string(), i: Some(7), r#type: Some(2), ..Default::default() };
+    let types: BTreeMap<String, i32> = graph
+        .input
+        .iter()
+        .filter_map(|input| match input.r#type.as_ref()?.value.as_ref()? {
+            TypeValue::TensorType(ty) => Some((input.name.clone(), ty.elem_type)),
+            _ => None,
+        })
+        .collect();
+    let back = AttributeProto { i: Some(i64::from(types["position_ids"])), ..to.clone() };
+    let cast = |input: &str, output: &str, to: &AttributeProto| NodeProto {
+        attribute: vec![to.clone()],
+        ..node("Cast", &[input], output)
+    };
+    let first = vec![
+        cast("total_sequence_length", "total", &to),
+        node("Add", &["past_sequence_length", "now"], "both"),
+        node("Sub", &["both", "total"], "none"),
+        node("Sub", &["past_key_values_length", "past_sequence_length"], "none_a_row"),
+        node("Unsqueeze", &["none_a_row", "one"], "none_a_row_and_token"),
+        cast("position_ids", "given", &to),
+        node("Add", &["given", "none"], "given_still"),
+        node("Add", &["given_still", "none_a_row_and_token"], "moved_wide"),
+        cast("moved_wide", "moved", &back),
+    ];
+    graph.node.splice(0..0, first);
+}
+
+#[test]
+fn numbers_of_tokens_come_from_the_plan() {
+    let names = r#"{"model":{"decoder":{"inputs":{"current_sequence_length":"now"}}}}"#;
+    let (told, plain) = (rewritten("gpt2_like-fp32", names, told_its_lengths), model("gpt2_like-fp32"));
+    let prompts: [&[u32]; 3] = [&[52], &[5, 6, 7, 8], &[10, 7, 33, 50, 12, 9, 77, 31, 64, 5]];
+    assert_eq!(answers(&told, &endless(&told, 8), &prompts), answers(&plain, &endless(&plain, 8), &prompts));
+    assert_eq!(told.ladders().rows.sizes(), [1], "one length for all rows");
 }
 
 #[test]

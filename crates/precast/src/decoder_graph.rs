@@ -1,12 +1,12 @@
 //! The Graph of a decoder as generation runs it: caches with room left instead of a growing past, one row of scores a
 //! sequence, and only the inputs that are read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use precast_generate::config::{DecoderConfig, GenerationConfig};
 use precast_generate::kv_cache::{Half, LayerLayout};
-use precast_generate::roles::{CacheNames, GraphPort, RoleError, Roles, bind_roles};
-use precast_generate::text_model::{InputRole, OutputRole};
+use precast_generate::roles::{CacheNames, CountForm, GraphPort, RoleError, Roles, bind_roles};
+use precast_generate::text_model::{CAPACITY, InputRole, LENGTH, OutputRole, ROWS, SCORED};
 use precast_ir::graph::{GraphCopy, Provenance};
 use precast_ir::op::{AppendToCache, ArgFn, ArgReduce, Concat, GatherElements, Reshape, Slice};
 use precast_ir::{Graph, Op, ValueId};
@@ -19,18 +19,10 @@ use precast_tensor::{DType, Dim, Symbol, Type};
 use crate::error::Error;
 use crate::model::Model;
 
-/// Rows of a step.
-const ROWS: &str = "rows";
-/// New tokens of a row.
-const LENGTH: &str = "length";
-/// Slots of a cache.
-const CAPACITY: &str = "capacity";
 /// The input that says how many tokens of each row are cached.
 const LENGTHS_INPUT: &str = "precast.cached_lengths";
 /// The input that says behind which tokens scores are wanted.
 const INDEX_INPUT: &str = "precast.logits_index";
-/// Tokens of a row behind which scores are wanted.
-const SCORED: &str = "scored";
 /// The input that says how many new tokens of each row count.
 const NEW_TOKENS_INPUT: &str = "precast.new_tokens";
 /// Element types of attention behind a cache that there are kernels for, so that each is one node: on machines that widen
@@ -50,10 +42,13 @@ pub(crate) struct DecoderGraphs {
 /// A decoder's Graph and what its inputs and outputs are.
 pub(crate) struct DecoderGraph {
     pub(crate) graph: Graph,
+    pub(crate) roles: Roles,
     pub(crate) inputs: Vec<(InputRole, DType)>,
     pub(crate) outputs: Vec<(OutputRole, DType)>,
     pub(crate) layers: Vec<LayerLayout>,
     pub(crate) vocabulary: usize,
+    /// Bytes of constants that every step reads whole.
+    pub(crate) weight_bytes: u64,
     /// Why filler would change answers, if it would.
     pub(crate) refuses_filler: Option<String>,
     /// The same decoder without its scores.
@@ -84,18 +79,7 @@ pub(crate) fn decoder_graphs(
     passes: &PassOptions,
     machine: &DecoderMachine,
 ) -> Result<DecoderGraphs, Error> {
-    let decoder = &config.model.decoder;
-    let declared = model.inputs()?;
-    let ports: Vec<GraphPort> = declared
-        .iter()
-        .map(|input| GraphPort {
-            name: input.name.clone(),
-            dtype: input.dtype,
-            dims: input.dims.clone().unwrap_or_default(),
-        })
-        .collect();
-    let roles = bind_roles(decoder, &ports, &model.outputs())?;
-    let layers = layer_layouts(model, decoder, &roles, &ports)?;
+    let (roles, layers) = bind_decoder(model, config)?;
     let options = import_options(&roles, &layers);
     let make = |known| {
         let options = ImportOptions { known, ..options.clone() };
@@ -144,9 +128,37 @@ fn decoder_graph(
         true => Some(resident_parts(&canonical, roles)?),
         false => None,
     };
-    let refuses_filler = refuses_filler(&graph);
+    let (refuses_filler, weight_bytes) = (refuses_filler(&graph), weight_bytes(&graph));
     let DecoderPart { graph, inputs, outputs } = names.part(graph)?;
-    Ok(DecoderGraph { inputs, outputs, layers, vocabulary, refuses_filler, headless, resident, graph })
+    Ok(DecoderGraph {
+        roles: roles.clone(),
+        inputs,
+        outputs,
+        layers,
+        vocabulary,
+        weight_bytes,
+        refuses_filler,
+        headless,
+        resident,
+        graph,
+    })
+}
+
+/// What the inputs and outputs of a decoder's file are, and what its layers cache.
+pub(crate) fn bind_decoder(model: &Model, config: &GenerationConfig) -> Result<(Roles, Vec<LayerLayout>), Error> {
+    let decoder = &config.model.decoder;
+    let declared = model.inputs()?;
+    let ports: Vec<GraphPort> = declared
+        .iter()
+        .map(|input| GraphPort {
+            name: input.name.clone(),
+            dtype: input.dtype,
+            dims: input.dims.clone().unwrap_or_default(),
+        })
+        .collect();
+    let roles = bind_roles(decoder, &ports, &model.outputs())?;
+    let layers = layer_layouts(model, decoder, &roles, &ports)?;
+    Ok((roles, layers))
 }
 
 /// Beside attention that is told how much of a cache is filled, the size of the cache means nothing to other nodes: where
@@ -277,6 +289,18 @@ fn refuses_filler(graph: &Graph) -> Option<String> {
     }
 }
 
+/// Bytes of constants that nodes read whole. Of a table that is looked up, a step reads a few rows.
+fn weight_bytes(graph: &Graph) -> u64 {
+    let mut whole = BTreeSet::new();
+    for node in graph.nodes() {
+        let is_table = |position: usize| position == 0 && matches!(node.op, Op::Gather(_));
+        let read = node.inputs.iter().enumerate().filter(|(position, _)| !is_table(*position));
+        whole.extend(read.map(|(_, input)| input.0));
+    }
+    let bytes = |value: u32| graph.constant(ValueId(value)).map_or(0, |constant| constant.bytes().len() as u64);
+    whole.into_iter().map(bytes).sum()
+}
+
 fn misfit(reason: String) -> Error {
     Error::Roles(RoleError(vec![reason]))
 }
@@ -304,6 +328,7 @@ impl PortNames {
         ]);
         inputs.extend(roles.position_ids.iter().map(|name| (name.clone(), InputRole::Positions)));
         inputs.extend(roles.attention_mask.iter().map(|name| (name.clone(), InputRole::Mask)));
+        inputs.extend(roles.counts.iter().map(|count| (count.name.clone(), InputRole::Count(count.of, count.form))));
         let mut outputs = BTreeMap::from([(roles.logits.clone(), OutputRole::Logits)]);
         let halves = [Half::Keys, Half::Values];
         for (layer, (past, present)) in roles.past.iter().zip(&roles.present).enumerate() {
@@ -358,57 +383,89 @@ impl PortNames {
     }
 }
 
-/// What each layer caches: sizes from the graph where it declares them, else from the configuration.
+/// What each layer caches: sizes from the graph where it declares them, else from the configuration. Everything that the
+/// two contradict one another in is said.
 fn layer_layouts(
     model: &Model,
     decoder: &DecoderConfig,
     roles: &Roles,
     ports: &[GraphPort],
 ) -> Result<Vec<LayerLayout>, Error> {
-    let windows = model.attention_windows();
+    let (windows, heads) = (model.attention_windows(), model.attention_heads());
     let port = |name: &str| ports.iter().find(|port| port.name == name);
+    let mut faults = Vec::new();
     let mut layers = Vec::with_capacity(roles.past.len());
     for (layer, past) in roles.past.iter().enumerate() {
         let names = past.names();
-        let sizes = |name: &str, of_role: Option<usize>, position: usize, what: &str| -> Result<usize, Error> {
+        let mut size = |name: &str, of_role: Option<usize>, position: usize, what: &str| -> usize {
             let found = port(name);
             let rank = found.map_or(0, |port| port.dims.len());
             let declared = found.and_then(|port| port.dims.get(rank.checked_sub(position)?)?.as_usize());
             match (declared, of_role) {
-                (Some(declared), Some(configured)) if declared != configured => Err(misfit(format!(
-                    "input '{name}' has a {what} of {declared}; the configuration says {configured}"
-                ))),
-                (Some(size), _) | (None, Some(size)) => Ok(size),
-                (None, None) => Err(misfit(format!("neither input '{name}' nor the configuration gives a {what}"))),
+                (Some(declared), Some(configured)) if declared != configured => faults
+                    .push(format!("input '{name}' has a {what} of {declared}; the configuration says {configured}")),
+                (None, None) => faults.push(format!("neither input '{name}' nor the configuration gives a {what}")),
+                (Some(_), _) | (None, Some(_)) => {}
             }
+            declared.or(of_role).unwrap_or_default()
         };
         let (key, value) = (names[0], names[names.len() - 1]);
         let window = windows.get(key).copied();
-        check_window(decoder, layer, window)?;
         layers.push(LayerLayout {
-            heads: sizes(key, decoder.num_key_value_heads, 3, "number of heads")?,
-            key_size: sizes(key, decoder.head_size, 1, "head size")?,
-            value_size: sizes(value, decoder.head_size, 1, "head size")?,
+            heads: size(key, decoder.num_key_value_heads, 3, "number of heads"),
+            key_size: size(key, decoder.head_size, 1, "head size"),
+            value_size: size(value, decoder.head_size, 1, "head size"),
             dtype: port(key).map_or(DType::F32, |port| port.dtype),
             window,
             slack: decoder.sliding_window.as_ref().map_or(0, |window| window.cache_slack),
         });
+        faults.extend(window_fault(decoder, layer, window));
+        if let (Some(found), Some(configured)) = (heads.get(key), decoder.num_attention_heads)
+            && *found != configured
+        {
+            faults.push(format!("layer {layer} has {found} heads of queries; num_attention_heads is {configured}"));
+        }
     }
-    Ok(layers)
+    faults.extend(layers_beyond(decoder, roles.past.len()));
+    faults.extend(width_fault(model, decoder));
+    if faults.is_empty() { Ok(layers) } else { Err(Error::Roles(RoleError(faults))) }
 }
 
-/// The window of the configuration is that of the graph's nodes.
-fn check_window(decoder: &DecoderConfig, layer: usize, found: Option<usize>) -> Result<(), Error> {
-    let Some(window) = &decoder.sliding_window else { return Ok(()) };
+/// What is wrong where the window of the configuration is not that of a layer's node.
+fn window_fault(decoder: &DecoderConfig, layer: usize, found: Option<usize>) -> Option<String> {
+    let window = decoder.sliding_window.as_ref()?;
     let is_named = window.layers.as_ref().is_none_or(|layers| layers.contains(&layer));
-    if is_named && found != Some(window.window_size) {
-        let found = found.map_or("none".to_string(), |found| found.to_string());
-        return Err(misfit(format!(
-            "sliding_window says that layer {layer} has a window of {}; its node of attention has {found}",
-            window.window_size
-        )));
+    match (is_named, found) {
+        (true, found) if found != Some(window.window_size) => {
+            let found = found.map_or("none".to_string(), |found| found.to_string());
+            let size = window.window_size;
+            Some(format!(
+                "sliding_window says that layer {layer} has a window of {size}; its node of attention has {found}"
+            ))
+        }
+        (false, Some(found)) => Some(format!(
+            "sliding_window.layers does not name layer {layer}, whose node of attention has a window of {found}"
+        )),
+        (true, _) | (false, None) => None,
     }
-    Ok(())
+}
+
+/// What is wrong where a window is given to layers that there are not.
+fn layers_beyond(decoder: &DecoderConfig, count: usize) -> Option<String> {
+    let named = decoder.sliding_window.as_ref()?.layers.as_ref()?;
+    let beyond: Vec<String> = named.iter().filter(|&&layer| layer >= count).map(ToString::to_string).collect();
+    let beyond = (!beyond.is_empty()).then(|| beyond.join(", "))?;
+    Some(format!("sliding_window.layers names {beyond}; the graph has layers 0 to {}", count.saturating_sub(1)))
+}
+
+/// What is wrong where no norm of the graph is as wide as the model is said to be.
+fn width_fault(model: &Model, decoder: &DecoderConfig) -> Option<String> {
+    let (configured, widths) = (decoder.hidden_size?, model.norm_widths());
+    if widths.is_empty() || widths.contains(&configured) {
+        return None;
+    }
+    let widths: Vec<String> = widths.iter().map(ToString::to_string).collect();
+    Some(format!("hidden_size is {configured}; the graph's norms are {} wide", widths.join(" and ")))
 }
 
 fn import_options(roles: &Roles, layers: &[LayerLayout]) -> ImportOptions {
@@ -420,6 +477,14 @@ fn import_options(roles: &Roles, layers: &[LayerLayout]) -> ImportOptions {
     if let Some(name) = &roles.attention_mask {
         let total = Dim::symbol(CAPACITY) + &length;
         options.shapes.insert(name.clone(), vec![rows.clone(), total]);
+    }
+    for count in &roles.counts {
+        let dims = match count.form {
+            CountForm::Scalar => Vec::new(),
+            CountForm::Single => vec![Dim::ONE],
+            CountForm::Rows => vec![rows.clone()],
+        };
+        options.shapes.insert(count.name.clone(), dims);
     }
     for (past, layout) in roles.past.iter().zip(layers) {
         let capacity = match layout.window {

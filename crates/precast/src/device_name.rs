@@ -99,9 +99,9 @@ const ALIASES: &[(&str, Meaning)] = &[
     ("js", Meaning::NotSupported),
 ];
 
-/// Kinds of GPUs that this machine has.
-pub(crate) fn gpus_present() -> Vec<DeviceKind> {
-    let mut kinds: Vec<DeviceKind> = devices_present().iter().map(|device| device.kind).collect();
+/// Kinds of GPUs among devices.
+fn gpus_among(devices: Vec<DeviceName>) -> Vec<DeviceKind> {
+    let mut kinds: Vec<DeviceKind> = devices.iter().map(|device| device.kind).collect();
     kinds.dedup();
     kinds.retain(|&kind| kind != DeviceKind::Cpu);
     kinds
@@ -127,33 +127,41 @@ pub struct ResolvedDevice {
 
 /// The device that a person asks for; a GPU without a number is the first of its kind.
 pub fn resolve_device(asked: &str) -> Result<DeviceName, Error> {
-    Ok(resolve_device_among(asked, &gpus_present)?.name)
+    Ok(resolve_device_among(asked, &devices_present)?.name)
 }
 
 /// The device that a person asks for, and what to tell them about it.
 pub fn resolve_device_with_notice(asked: &str) -> Result<ResolvedDevice, Error> {
-    resolve_device_among(asked, &gpus_present)
+    resolve_device_among(asked, &devices_present)
 }
 
-fn resolve_device_among(asked: &str, gpus: &dyn Fn() -> Vec<DeviceKind>) -> Result<ResolvedDevice, Error> {
+fn resolve_device_among(asked: &str, present: &dyn Fn() -> Vec<DeviceName>) -> Result<ResolvedDevice, Error> {
+    let here = || present().iter().map(ToString::to_string).collect::<Vec<String>>().join(", ");
     let lower = asked.trim().to_ascii_lowercase();
     let (word, number) = lower.split_once(':').map_or((lower.as_str(), None), |(word, number)| (word, Some(number)));
     let word = word.strip_suffix("executionprovider").unwrap_or(word);
     let Some(&(_, meaning)) = ALIASES.iter().find(|(alias, _)| *alias == word) else {
         let near = nearest(word, ALIASES.iter().map(|(alias, _)| *alias));
         let hint = near.map_or(String::new(), |near| format!(" Did you mean '{near}'?"));
-        return Err(Error::Request(format!("there is no device '{asked}'; devices are: {DEVICES}.{hint}")));
+        let here = here();
+        return Err(Error::Request(format!(
+            "there is no device '{asked}'; devices are: {DEVICES}; here: {here}.{hint}"
+        )));
     };
     let kind = match meaning {
         Meaning::Kind(kind) | Meaning::KindOf(kind) => kind,
-        Meaning::OnlyGpu => only_gpu(asked, &gpus())?,
+        Meaning::OnlyGpu => only_gpu(asked, &gpus_among(present()))?,
         Meaning::NotSupported => {
-            return Err(Error::Request(format!("'{asked}' is not supported; devices are: {DEVICES}")));
+            return Err(Error::Request(format!(
+                "'{asked}' is not supported; devices are: {DEVICES}; here: {}",
+                here()
+            )));
         }
     };
     let number = match (kind, number.map_or(Some(0), |number| number.parse().ok())) {
         (DeviceKind::Cpu, Some(1..)) | (_, None) => {
-            return Err(Error::Request(format!("there is no device '{asked}'; devices are: {DEVICES}")));
+            let here = here();
+            return Err(Error::Request(format!("there is no device '{asked}'; devices are: {DEVICES}; here: {here}")));
         }
         (_, Some(number)) => number,
     };
@@ -200,7 +208,7 @@ mod tests {
     use super::*;
 
     fn resolve(asked: &str) -> Result<ResolvedDevice, Error> {
-        resolve_device_among(asked, &Vec::new)
+        resolve_device_among(asked, &|| vec![DeviceName::CPU])
     }
 
     #[test]
@@ -237,7 +245,9 @@ mod tests {
     #[test]
     fn a_gpu_is_the_one_that_there_is() {
         let among = |gpus: &[DeviceKind]| {
-            let resolved = resolve_device_among("GPU:1", &|| gpus.to_vec());
+            let device = |&kind: &DeviceKind| DeviceName { kind, number: 0 };
+            let resolved =
+                resolve_device_among("GPU:1", &|| gpus.iter().map(device).chain([DeviceName::CPU]).collect());
             resolved.map(|resolved| resolved.name.to_string()).map_err(|error| error.to_string())
         };
         assert_eq!(among(&[DeviceKind::Hip]), Ok("hip:1".to_string()));
@@ -250,7 +260,7 @@ mod tests {
     #[test]
     fn defect_17_names_that_cannot_be_opened_say_what_can() {
         let message = |asked: &str| resolve(asked).unwrap_err().to_string();
-        let devices = "devices are: cpu, cuda:N, hip:N";
+        let devices = "devices are: cpu, cuda:N, hip:N; here: cpu";
         assert_eq!(message("cpi"), format!("there is no device 'cpi'; {devices}. Did you mean 'cpu'?"));
         assert_eq!(message("typewriter"), format!("there is no device 'typewriter'; {devices}."));
         assert_eq!(message("cpu:1"), format!("there is no device 'cpu:1'; {devices}"));

@@ -185,7 +185,7 @@ fn generate_kind(error: &GenerateError) -> ErrorKind {
         GenerateError::Step(StepError::Session(error)) => session_kind(error),
         GenerateError::Step(StepError::Memory(_)) => ErrorKind::Limit,
         GenerateError::Step(StepError::Tensor(_)) | GenerateError::Rule { .. } => ErrorKind::Model,
-        GenerateError::Params(_) | GenerateError::Input(_) => ErrorKind::Usage,
+        GenerateError::Params(_) | GenerateError::Input(_) | GenerateError::Cancelled => ErrorKind::Usage,
         GenerateError::Seed(_) => ErrorKind::Device,
     }
 }
@@ -193,7 +193,7 @@ fn generate_kind(error: &GenerateError) -> ErrorKind {
 /// What kind of failure a model folder's is.
 fn folder_kind(error: &FolderError) -> ErrorKind {
     match error {
-        FolderError::Io { .. } | FolderError::NoConfig { .. } => ErrorKind::Usage,
+        FolderError::Io { .. } | FolderError::Write { .. } | FolderError::NoConfig { .. } => ErrorKind::Usage,
         FolderError::Outside { .. } => ErrorKind::Model,
         FolderError::TooLarge { .. } => ErrorKind::Limit,
     }

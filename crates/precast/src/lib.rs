@@ -20,6 +20,7 @@ mod decoder_graph;
 pub mod device_name;
 mod dim_bind;
 mod error;
+mod folder_faults;
 mod folder_store;
 mod gpu_memory;
 mod gpu_request;
@@ -46,6 +47,7 @@ pub use compare::{Difference, Tolerance, compare, relative_error};
 pub use compiled_model::{CompiledFit, CompiledModel};
 pub use dim_bind::{DimBind, DimBinds};
 pub use error::{Error, ErrorKind};
+pub use folder_faults::folder_faults;
 pub use folder_store::FolderStore;
 pub use gpu_memory::{Gpu, GpuBytes};
 pub use gpu_request::{GpuInput, InputMemory, OutputMemory, run_on_gpu};
@@ -79,8 +81,8 @@ pub use precast_program::{
 };
 pub use precast_session::{
     Argument, BucketPolicy, ContextWait, Counters, DeviceArgument, DevicePlace, DimOptions, Fit, Observer, OnMiss,
-    OnMissChain, OutputBuffer, PadContent, PadGrade, Pending, Phase, Progress, Readiness, Reason, ReplayCheck, RowAxis,
-    RunReport, Session, SessionError, SessionOptions, Startup, SymbolicPort, Tier, check_replay,
+    OnMissChain, OutputBuffer, PadContent, PadGrade, Path as AnswerPath, Pending, Phase, Progress, Readiness, Reason,
+    ReplayCheck, RowAxis, RunReport, Session, SessionError, SessionOptions, Startup, SymbolicPort, Tier, check_replay,
 };
 pub use precast_tensor::{Bindings, DType, Dim, Symbol, Tensor, TensorError, Type};
 pub use program_file::{is_program_file, load_program, move_program, read_program, save_program};

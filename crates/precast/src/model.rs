@@ -1,6 +1,6 @@
 //! An opened ONNX model: its interface, and Graphs of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -258,6 +258,39 @@ impl Model {
             .filter_map(|(name, tensor)| Some((name, *self.file.tensor(tensor).ok()?.to_i64_vec().ok()?.first()?)))
             .collect();
         find_length_switch(graph, mask, &|name| numbers.get(name).copied())
+    }
+
+    /// Heads of queries of nodes of attention, by the name of the input that their past keys are.
+    pub(crate) fn attention_heads(&self) -> BTreeMap<String, usize> {
+        let past_of = |op: &str| match op {
+            "GroupQueryAttention" => Some(3),
+            "MultiHeadAttention" => Some(6),
+            _ => None,
+        };
+        let heads = |node: &precast_onnx::proto::NodeProto| {
+            let attribute = node.attribute.iter().find(|attribute| attribute.name == "num_heads")?;
+            Some((node.input.get(past_of(&node.op_type)?)?.clone(), usize::try_from(attribute.i?).ok()?))
+        };
+        self.file.graph().node.iter().filter_map(heads).collect()
+    }
+
+    /// Sizes of the scales of nodes that normalise, where those are constants: the width of the model is one of them.
+    pub(crate) fn norm_widths(&self) -> BTreeSet<usize> {
+        let graph = self.file.graph();
+        let scale_of = |op: &str| match op {
+            "LayerNormalization" | "SimplifiedLayerNormalization" | "RMSNormalization" => Some(1),
+            "SkipLayerNormalization" | "SkipSimplifiedLayerNormalization" => Some(2),
+            _ => None,
+        };
+        let width = |node: &precast_onnx::proto::NodeProto| {
+            let name = node.input.get(scale_of(&node.op_type)?)?;
+            let scale = graph.initializer.iter().find(|initializer| initializer.name == *name)?;
+            match scale.dims[..] {
+                [width] => usize::try_from(width).ok(),
+                _ => None,
+            }
+        };
+        graph.node.iter().filter_map(width).collect()
     }
 
     /// Digest of all that the model is, if that is one file.

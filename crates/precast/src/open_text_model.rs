@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use precast_cache::{CacheOptions, Mode, ProgramCache};
-use precast_generate::config::{self, Folder, GenerationConfig, NamedDevice, Source};
+use precast_generate::config::{self, Folder, GenerationConfig, NamedDevice, Provider, Source};
 use precast_generate::engine::{Engine, EngineOptions};
 use precast_generate::ladder::Ladders;
 use precast_generate::resident::{DecoderSession, ResidentDecoder};
-use precast_generate::text_model::{Headless, LongDecoder, TextModel, TextModelParts};
+use precast_generate::roles::{CountForm, CountOf};
+use precast_generate::step_trace::StepTrace;
+use precast_generate::text_model::{Headless, InputRole, LongDecoder, TextModel, TextModelParts};
 use precast_generate::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use precast_ir::Graph;
 use precast_passes::ActivationPrecision;
@@ -30,12 +32,17 @@ const LONG_CHUNK_ON_CPU: usize = 512;
 const CHUNK_ON_GPU: usize = 512;
 /// Rows that a generator has Programs for, unless asked for more.
 const ROWS_MAX: usize = 64;
+/// What ONNX Runtime calls the severity of warnings.
+const SEVERITY_OF_NOTICES: usize = 2;
 
 /// How a model folder is opened.
 #[derive(Clone, Debug)]
 pub struct TextOptions {
-    /// Threads, instruction set and passes; its device counts only where `device` is none.
+    /// Instruction set, passes and captures. Its device counts only where `device` is none, its threads where neither
+    /// `threads` nor the folder says how many.
     pub runner: RunnerOptions,
+    /// Threads of a run, whatever the folder says.
+    pub threads: Option<usize>,
     /// The device; what the folder says, else the CPU, unless set.
     pub device: Option<DeviceName>,
     /// Changes to the folder's configuration, in order.
@@ -44,6 +51,8 @@ pub struct TextOptions {
     pub cache: Option<PathBuf>,
     /// Most rows of a decode step.
     pub rows_max: usize,
+    /// What answers a step whose Program is not there, whatever the folder says.
+    pub on_miss: Option<OnMissChain>,
     /// Answer every step by reference evaluation: the oracle, slow, and nothing is compiled.
     pub is_reference: bool,
 }
@@ -51,7 +60,9 @@ pub struct TextOptions {
 impl Default for TextOptions {
     fn default() -> TextOptions {
         let (runner, overlays) = (RunnerOptions::default(), Vec::new());
-        TextOptions { runner, device: None, overlays, cache: None, rows_max: ROWS_MAX, is_reference: false }
+        let (device, cache, on_miss) = (None, None, None);
+        let threads = None;
+        TextOptions { runner, threads, device, overlays, cache, rows_max: ROWS_MAX, on_miss, is_reference: false }
     }
 }
 
@@ -118,11 +129,12 @@ fn open(directory: &Path, options: &TextOptions, given: Option<GivenDevice>) -> 
         None => device_of(&config, options)?,
     };
     notices.extend(notice);
-    let mut runner = RunnerOptions { device, ..options.runner.clone() };
-    if config.model.decoder.threads > 0 {
-        runner.threads = config.model.decoder.threads;
-    }
-    runner.passes.numerics.activations = activations(&config, &runner)?;
+    let runner = runner_options(&config, device, options)?;
+    let trace = match &config.model.decoder.profile {
+        Some(beginning) => Some(StepTrace::create(&folder, beginning)?),
+        None => None,
+    };
+    let log_severity = config.model.decoder.log_severity;
     let path = folder.path(&config.model.decoder.filename)?;
     let tokenizer = open_tokenizer(&folder, &config, &mut notices)?;
     let cache = Arc::new(ProgramCache::open(cache_options(options))?);
@@ -142,12 +154,42 @@ fn open(directory: &Path, options: &TextOptions, given: Option<GivenDevice>) -> 
         }
         None => None,
     };
-    let model = open_decoder(&Model::open(&path)?, config, runner, options, (device, cache), &mut notices)?;
-    let model = match draft {
-        Some(draft) => model.with_draft(draft).map_err(Error::Request)?,
-        None => model,
-    };
+    let mut model = open_decoder(&Model::open(&path)?, config, runner, options, (device, cache), &mut notices)?;
+    if let Some(draft) = draft {
+        model = model.with_draft(draft).map_err(Error::Request)?;
+    }
+    if let Some(trace) = trace {
+        notices.push(format!("steps are traced to '{}'", trace.path().display()));
+        model = model.watched(Arc::new(move |plan, report, took| trace.note(plan, report, took)));
+    }
+    if log_severity > SEVERITY_OF_NOTICES {
+        notices.clear();
+    }
     Ok(TextFolder { model, tokenizer, notices })
+}
+
+/// How the decoder is compiled and run: what the caller says counts before what the folder says.
+fn runner_options(
+    config: &GenerationConfig,
+    device: DeviceName,
+    options: &TextOptions,
+) -> Result<RunnerOptions, Error> {
+    let decoder = &config.model.decoder;
+    let mut runner = RunnerOptions { device, ..options.runner.clone() };
+    runner.threads = match (options.threads, decoder.threads) {
+        (Some(threads), _) => threads,
+        (None, 0) => runner.threads,
+        (None, threads) => threads,
+    };
+    runner.passes.numerics.activations = activations(config, &runner)?;
+    // Levels below the fused rewrites keep the rounding of the graph as it is written.
+    runner.passes.numerics.is_strict |=
+        matches!(decoder.optimization_level.as_deref(), Some("ORT_DISABLE_ALL" | "ORT_ENABLE_BASIC"));
+    runner.captures.is_on &= decoder.providers.first().and_then(Provider::captures).unwrap_or(true);
+    if let Some(mebibytes) = config.tuning.graph_budget_mb {
+        runner.captures.max_bytes = (mebibytes as u64) << 20;
+    }
+    Ok(runner)
 }
 
 fn cache_options(options: &TextOptions) -> CacheOptions {
@@ -178,7 +220,7 @@ fn available_bytes() -> Option<usize> {
 }
 
 /// The configuration of a folder, without opening its decoder.
-fn read_config(folder: &Folder, options: &TextOptions) -> Result<GenerationConfig, Error> {
+pub(crate) fn read_config(folder: &Folder, options: &TextOptions) -> Result<GenerationConfig, Error> {
     let device_of = |name: &str| match resolve_device_with_notice(name) {
         Ok(resolved) => {
             let kind = resolved.name.kind;
@@ -196,13 +238,7 @@ fn device_of(config: &GenerationConfig, options: &TextOptions) -> Result<(Device
     }
     let Some(provider) = config.model.decoder.providers.first() else { return Ok((options.runner.device, None)) };
     let resolved = resolve_device_with_notice(&provider.name)?;
-    let number = provider.options.iter().find(|(name, _)| name == "device_id").map(|(_, value)| value);
-    let number = match number {
-        None => resolved.name.number,
-        Some(text) => {
-            text.parse().map_err(|_| Error::Request(format!("device_id is '{text}'; a number was expected")))?
-        }
-    };
+    let number = provider.device_id().unwrap_or(resolved.name.number);
     Ok((DeviceName { number, ..resolved.name }, resolved.notice))
 }
 
@@ -215,7 +251,7 @@ fn open_tokenizer(
         Some(name) => folder.inside(name)?,
         None => folder.clone(),
     };
-    if !folder.has(TOKENIZER_FILE) {
+    if !folder.has(TOKENIZER_FILE)? {
         return Ok(None);
     }
     let tokenizer = Tokenizer::open(&folder)?;
@@ -246,9 +282,15 @@ fn open_decoder(
         notices.push(format!("Programs have exact lengths and one row, since filler would change answers: {reason}"));
         ladders = ladders.without_filler();
     }
+    if decoder.inputs.iter().any(|(role, _)| is_one_length_for_all_rows(*role)) {
+        notices.push("Programs have one row, since the graph is told one length for all rows".to_string());
+        ladders = ladders.with_single_rows();
+    }
+    let on_miss = if options.is_reference { OnMiss::Reference.into() } else { on_miss(&config, options)? };
+    let pads_up = on_miss.0.first() == Some(&OnMiss::PadUp) && !ladders.is_exact;
     let mut session = SessionOptions {
         exact_programs_max: ladders.program_count(),
-        on_miss: if options.is_reference { OnMiss::Reference.into() } else { on_miss(&config)? },
+        on_miss,
         background: !options.is_reference,
         startup: Startup::Lazy,
         measures: false,
@@ -281,18 +323,36 @@ fn open_decoder(
     };
     let session = open(decoder.graph)?;
     Ok(TextModel::new(TextModelParts {
+        pads_up,
         session,
         inputs: decoder.inputs,
         outputs: decoder.outputs,
         headless,
         resident,
         long,
+        roles: decoder.roles,
         layers: decoder.layers,
         vocabulary: decoder.vocabulary,
+        weight_bytes: decoder.weight_bytes,
         ladders,
         device: runner.device.to_string(),
         config,
     }))
+}
+
+/// Whether an input tells one number that differs between rows; the total is that of the longest row by its meaning.
+fn is_one_length_for_all_rows(role: InputRole) -> bool {
+    match role {
+        InputRole::Count(CountOf::Past | CountOf::New, CountForm::Scalar | CountForm::Single) => true,
+        InputRole::Count(CountOf::Past | CountOf::New, CountForm::Rows) | InputRole::Count(CountOf::Total, _) => false,
+        InputRole::Ids
+        | InputRole::Positions
+        | InputRole::Mask
+        | InputRole::Lengths
+        | InputRole::NewTokens
+        | InputRole::LogitsIndex
+        | InputRole::Past(..) => false,
+    }
 }
 
 /// What activations are multiplied as: in 8 bits where the caller or the folder asks for it.
@@ -305,10 +365,11 @@ fn activations(config: &GenerationConfig, runner: &RunnerOptions) -> Result<Acti
     }
 }
 
-/// What answers a step whose Program is not there; the folder's word, else waiting for it.
-fn on_miss(config: &GenerationConfig) -> Result<OnMissChain, Error> {
-    match &config.tuning.on_miss {
-        Some(text) => text.parse().map_err(|reason| Error::Request(format!("precast.json: on_miss: {reason}"))),
-        None => Ok(OnMiss::Wait.into()),
+/// What answers a step whose Program is not there; the caller's word, else the folder's, else waiting for it.
+fn on_miss(config: &GenerationConfig, options: &TextOptions) -> Result<OnMissChain, Error> {
+    match (&options.on_miss, &config.tuning.on_miss) {
+        (Some(chain), _) => Ok(chain.clone()),
+        (None, Some(text)) => text.parse().map_err(|reason| Error::Request(format!("precast.json: on_miss: {reason}"))),
+        (None, None) => Ok(OnMiss::Wait.into()),
     }
 }

@@ -19,6 +19,7 @@ mod run_options;
 mod run_report;
 mod session;
 mod settings;
+mod text_engine;
 mod text_model;
 
 use pyo3::prelude::*;
@@ -44,6 +45,8 @@ mod _precast {
     use crate::run_report::PyRunReport;
     #[pymodule_export]
     use crate::session::Session;
+    #[pymodule_export]
+    use crate::text_engine::{TextEngine, TextEvent, TextRequest};
     #[pymodule_export]
     use crate::text_model::{TextGenerator, TextModel, TextStream, Token, complete};
 

@@ -9,7 +9,7 @@ use precast::generate::config::Source;
 use precast::generate::{GenerateError, Generator, GeneratorParams, StepToken, Tokenizer};
 use precast::{Error, TextFolder, TextOptions, open_text_model};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBytes, PyList};
 
 use crate::exceptions::{exception, usage};
 use crate::interruptible::{detached, interruptible};
@@ -24,6 +24,11 @@ pub struct TextModel {
 }
 
 impl TextModel {
+    /// What is open.
+    pub(crate) fn folder(&self) -> &TextFolder {
+        &self.folder
+    }
+
     fn tokenizer(&self, py: Python<'_>) -> PyResult<&Tokenizer> {
         self.folder.tokenizer.as_ref().ok_or_else(|| usage(py, "the folder has no tokenizer.json: give ids of tokens"))
     }
@@ -57,9 +62,7 @@ impl TextModel {
         }
         let source = |(position, text): (usize, String)| Source { name: format!("overlay {}", position + 1), text };
         options.overlays = overlays.into_iter().enumerate().map(source).collect();
-        if let Some(threads) = threads.filter(|&threads| threads > 0) {
-            options.runner.threads = threads;
-        }
+        options.threads = threads.filter(|&threads| threads > 0);
         if let Some(text) = activations {
             let parsed = text.parse().map_err(|reason: String| usage(py, &format!("activations: {reason}")))?;
             options.runner.passes.numerics.activations = parsed;
@@ -133,18 +136,26 @@ impl TextModel {
         Ok(self.tokenizer(py)?.token_id(token))
     }
 
-    /// The prompt of a conversation, whose messages and tools are JSON.
-    #[pyo3(signature = (messages, tools = None, add_generation_prompt = true))]
+    /// The prompt of a conversation. Messages, tools, documents and further variables of the template are JSON.
+    #[pyo3(signature = (messages, tools = None, documents = None, variables = Vec::new(), add_generation_prompt = true))]
     fn apply_chat_template(
         &self,
         py: Python<'_>,
         messages: &str,
         tools: Option<&str>,
+        documents: Option<&str>,
+        variables: Vec<(String, String)>,
         add_generation_prompt: bool,
     ) -> PyResult<String> {
         let read = |json: &str| ChatValue::from_json(json).map_err(|error| usage(py, &error.to_string()));
-        let options =
-            ChatOptions { tools: tools.map(read).transpose()?, add_generation_prompt, ..ChatOptions::default() };
+        let variable = |(name, json): (String, String)| Ok((name, read(&json)?));
+        let options = ChatOptions {
+            tools: tools.map(read).transpose()?,
+            documents: documents.map(read).transpose()?,
+            variables: variables.into_iter().map(variable).collect::<PyResult<_>>()?,
+            add_generation_prompt,
+            ..ChatOptions::default()
+        };
         let prompt = self.tokenizer(py)?.apply_chat_template(&read(messages)?, &options);
         prompt.map_err(|error| exception(py, &error.into()))
     }
@@ -166,6 +177,11 @@ impl TextStream {
     /// Adds a token and gives the text that is complete with it.
     fn push(&self, token: u32) -> String {
         self.stream.lock().unwrap_or_else(PoisonError::into_inner).push(token).to_string()
+    }
+
+    /// What is left: bytes that did not become a character.
+    fn finish(&self) -> String {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner).finish()
     }
 }
 
@@ -207,8 +223,8 @@ impl Token {
 
     /// Why the row ended with it, if it did.
     #[getter]
-    fn finish_reason(&self) -> Option<&'static str> {
-        self.0.finished.map(|reason| reason.name())
+    fn finish_reason(&self) -> Option<String> {
+        self.0.finished.map(|reason| reason.to_string())
     }
 
     fn __repr__(&self) -> String {
@@ -303,8 +319,8 @@ impl TextGenerator {
     }
 
     /// Why a row ended, if it has.
-    fn finish_reason(&self, py: Python<'_>, row: usize) -> PyResult<Option<&'static str>> {
-        self.look(py, |generator| generator.finish_reason(row).map(|reason| reason.name()))
+    fn finish_reason(&self, py: Python<'_>, row: usize) -> PyResult<Option<String>> {
+        self.look(py, |generator| generator.finish_reason(row).map(|reason| reason.to_string()))
     }
 
     /// The seed of all draws.
@@ -312,9 +328,12 @@ impl TextGenerator {
         self.look(py, |generator| generator.seed())
     }
 
-    /// Scores of the next token of a row, before any rule.
-    fn logits(&self, py: Python<'_>, row: usize) -> PyResult<Vec<f32>> {
-        self.long(py, move |generator| Ok(generator.logits(row)?.to_vec()))
+    /// Scores of the next token of a row, before any rule, as bytes of f32.
+    fn logits<'py>(&self, py: Python<'py>, row: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = self.long(py, move |generator| {
+            Ok(generator.logits(row)?.iter().flat_map(|score| score.to_ne_bytes()).collect::<Vec<u8>>())
+        })?;
+        Ok(PyBytes::new(py, &bytes))
     }
 
     /// Replaces the scores of the next token of a row, for one step.
@@ -333,7 +352,11 @@ impl TextGenerator {
     }
 }
 
-fn read_params(py: Python<'_>, model: &TextModel, options: &[(String, String)]) -> PyResult<GeneratorParams> {
+pub(crate) fn read_params(
+    py: Python<'_>,
+    model: &TextModel,
+    options: &[(String, String)],
+) -> PyResult<GeneratorParams> {
     let mut params = GeneratorParams::new(model.folder.model.config().search.clone());
     for (name, json) in options {
         params.set(name, json).map_err(|error| usage(py, &error.to_string()))?;
@@ -343,7 +366,7 @@ fn read_params(py: Python<'_>, model: &TextModel, options: &[(String, String)]) 
 }
 
 /// Answers of one beam search or draw: pairs of prompt, tokens, text, why it ended, and score.
-type Answers = Vec<(usize, Vec<u32>, Option<String>, &'static str, Option<f64>)>;
+type Answers = Vec<(usize, Vec<u32>, Option<String>, String, Option<f64>)>;
 
 /// Whole answers to prompts: greedy, drawn, several draws of one prompt, or by beams.
 #[pyfunction]
@@ -361,7 +384,7 @@ pub fn complete(
     };
     let completions = interruptible(py, "generate", work)?.map_err(raised(py))?;
     let answer = |answer: precast::generate::Completion| {
-        (answer.prompt, answer.tokens, answer.text, answer.finish.name(), answer.score)
+        (answer.prompt, answer.tokens, answer.text, answer.finish.to_string(), answer.score)
     };
     Ok(completions.answers.into_iter().map(answer).collect())
 }

@@ -99,6 +99,11 @@ def test_devices_are_named_by_any_alias_and_unknown_ones_refused(text_folder):
         config.append_provider("typewriter")
     with pytest.raises(precast.UsageError, match="device_id"):
         config.set_provider_option("cpu", "num_threads", "2")
+    config.set_provider_option("CPUExecutionProvider", "enable_graph_capture", "0")
+    assert precast.generate.Model(config).device == "cpu"
+    config.set_provider_option("CPUExecutionProvider", "enable_graph_capture", "perhaps")
+    with pytest.raises(precast.PrecastError, match="enable_graph_capture is 'perhaps'"):
+        precast.generate.Model(config)
 
 
 def test_mistakes_are_told(model, text_folder):

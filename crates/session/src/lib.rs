@@ -39,7 +39,9 @@ pub use memory::MemorySheet;
 pub use options::{ContextWait, DimOptions, Observer, OnMiss, OnMissChain, SessionOptions, Startup};
 pub use output_buffer::OutputBuffer;
 pub use placed_request::{ArgumentPlace, PlacedArgument, ResultPlace};
-pub use precast_program::{Device, DeviceMemory, DeviceRun, IoPath, LaunchPath, PadContent, PoisonReason, StepsReason};
+pub use precast_program::{
+    Bucket, Device, DeviceMemory, DeviceRun, IoPath, LaunchPath, PadContent, PoisonReason, StepsReason,
+};
 pub use replay_check::{ReplayCheck, check_replay};
 pub use report::{Chunk, Chunks, Counters, Fit, Origin, Path, Reason, RunReport, Tier};
 pub use request::Argument;

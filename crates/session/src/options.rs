@@ -51,13 +51,13 @@ impl From<OnMiss> for OnMissChain {
 impl FromStr for OnMissChain {
     type Err = String;
 
-    /// `wait`, or several links such as `pad-up,wait`.
+    /// `wait`, or several links such as `pad-up,wait`; `pad-to-larger` is another word for `pad-up`.
     fn from_str(text: &str) -> Result<OnMissChain, String> {
         let mut links = Vec::new();
         for word in text.split(',') {
             let link = match word.trim() {
                 "wait" => OnMiss::Wait,
-                "pad-up" => OnMiss::PadUp,
+                "pad-up" | "pad-to-larger" => OnMiss::PadUp,
                 "reference" => OnMiss::Reference,
                 "reject" => OnMiss::Reject,
                 _ => {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use precast_cache::{KeyRecord, ProgramCache};
 use precast_ir::Graph;
 use precast_ir::eval::eval_graph;
-use precast_program::{Bucket, Device, DeviceRun, Target};
+use precast_program::{Bucket, Device, DeviceRun, Target, TargetDescription};
 use precast_tensor::{DType, Tensor};
 
 use crate::bind::Bind;
@@ -192,6 +192,11 @@ impl Session {
     /// The devices that it runs on.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
         &self.inner.devices
+    }
+
+    /// What Programs are compiled for.
+    pub fn target(&self) -> &TargetDescription {
+        self.inner.bringer.target.description()
     }
 
     /// Inputs, outputs and dims of the model.

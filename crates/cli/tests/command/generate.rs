@@ -84,6 +84,24 @@ fn steps_are_explained() {
 }
 
 #[test]
+fn steps_of_an_engine_are_explained_too() {
+    let bench = Bench::new();
+    let outcome = run(&bench, "generate", "llama-fp32", "-p hello -n 6 --regex [0-9]+ --explain");
+    assert!(outcome.stderr.lines().filter(|line| line.contains(": Program rows=1 ")).count() > 2, "{}", outcome.stderr);
+    bench.write("o.json", br#"{"speculative": {"ngram_size": 2}}"#);
+    let outcome = run(&bench, "generate", "llama-fp32", "--tokens 5,6,7 -n 3 --overlay o.json --explain");
+    assert!(outcome.stderr.contains("prefill: Program rows=1 length="), "{}", outcome.stderr);
+}
+
+#[test]
+fn ends_by_a_stop_string_say_which() {
+    let arguments = "--tokens 5,6,7,8 -n 60 --stop never-said --stop tiny --json --quiet";
+    let outcome = run(&Bench::new(), "generate", "llama-fp32", arguments);
+    let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(json["answers"][0]["finish"].as_str(), Some("stop_string(1)"), "{json}");
+}
+
+#[test]
 fn a_conversation_keeps_what_was_said_and_forgets_on_request() {
     let bench = Bench::new();
     let arguments = format!("chat {} -n 4 --quiet", folder("llama-fp32").display());
@@ -114,8 +132,48 @@ fn a_folder_shows_what_it_caches() {
     let json = bench.json(&format!("inspect {}", folder("gemma2-fp32").display()));
     assert_eq!((json["kv_bytes_per_token"].as_u64(), json["layers"][0]["window"].as_u64()), (Some(512), Some(16)));
     assert_eq!(json["kv_capacity_buckets"], serde_json::json!([256, 512]));
+    let lengths = json["length_buckets"].as_array().unwrap().len() as u64;
+    let rows = json["row_buckets"].as_array().unwrap().len() as u64;
+    // Decode steps of one row are prompts of one token; the longest two lengths also run without scores.
+    assert_eq!(json["programs"].as_u64(), Some(2 * (lengths + rows - 1 + 1 + 2)));
+    assert_eq!(json["roles"][0], serde_json::json!({ "role": "input_ids", "name": "input_ids" }));
     let text = run(&bench, "inspect", "gemma2-fp32", "").stdout;
+    assert!(text.contains("  past: past_key_values.0.key, past_key_values.0.value and 1 more layers\n"), "{text}");
     assert!(text.contains("  layers 0: 2 heads of 16 and 16 f32, the last 16 tokens\n"), "{text}");
+}
+
+#[test]
+fn all_that_is_wrong_with_a_folder_is_told_at_once() {
+    let bench = Bench::new();
+    bench.write("o.json", br#"{"serch":{},"search":{"top_k":-1},"model":{"decoder":{"hidden_size":128}}}"#);
+    let outcome = run(&bench, "inspect", "llama-fp32", "--overlay o.json --json --quiet");
+    assert_eq!(outcome.exit, 3);
+    assert_eq!(outcome.json()["faults"].as_array().unwrap().len(), 2, "{}", outcome.stdout);
+    bench.write("o.json", br#"{"model":{"decoder":{"hidden_size":128,"num_attention_heads":3}}}"#);
+    let outcome = run(&bench, "inspect", "llama-fp32", "--overlay o.json --quiet");
+    assert_eq!(outcome.exit, 3);
+    assert!(outcome.stdout.contains("hidden_size is 128") && outcome.stdout.contains("num_attention_heads is 3"));
+    std::fs::create_dir(bench.path("model")).unwrap();
+    for name in crate::names_in(&folder("llama-fp32")) {
+        std::fs::copy(folder("llama-fp32").join(&name), bench.path("model").join(&name)).unwrap();
+    }
+    let config = String::from_utf8(bench.read("model/genai_config.json")).unwrap();
+    bench.write("model/genai_config.json", config.replacen("\"top_k\": 50", "\"top_q\": 50", 1).as_bytes());
+    bench.write("model/model.onnx", b"\x08");
+    let outcome = bench.run("inspect model --json --quiet");
+    let faults = outcome.json()["faults"].to_string();
+    assert!(faults.contains("top_q") && faults.contains("not a valid ONNX file"), "{faults}");
+}
+
+#[test]
+fn the_verbs_of_text_have_a_name_in_common() {
+    let bench = Bench::new();
+    let outcome = run(&bench, "llm run", "llama-fp32", "--tokens 5,6,7,8 -n 2 --json --quiet");
+    let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(json["answers"][0]["tokens"], serde_json::json!([86, 282]));
+    assert_eq!(json["schema"].as_str(), Some("precast.generate/1"));
+    let outcome = run(&bench, "llm bench", "gpt2_like-fp32", "-p 8 -n 0 -r 1 -o json --quiet");
+    assert_eq!(outcome.exit, 0, "{}", outcome.stderr);
 }
 
 #[test]
@@ -161,8 +219,45 @@ fn folders_are_verified_against_golden_cases() {
     assert_eq!(outcome.exit, 4);
     let line = "generator, row 0, step 2: 9 was expected and 221 came; likeliest here: 221 (";
     assert!(outcome.stdout.contains(line) && outcome.stdout.contains("engine, row 0, step 2"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("; the expected 9 has "), "{}", outcome.stdout);
     let outcome = run(&bench, "verify", "phi3-fp32", "--against none.json --quiet");
     assert_eq!(outcome.exit, 2);
+}
+
+#[test]
+fn ends_scores_and_scripts_of_golden_cases_are_verified() {
+    let bench = Bench::new();
+    let edge = format!("--against {} --json --quiet", folder("edge_cases.json").display());
+    let json = run(&bench, "verify", "llama-fp32", &edge).json();
+    let ids: Vec<&str> = json["cases"].as_array().unwrap().iter().map(|case| case["id"].as_str().unwrap()).collect();
+    assert!(
+        json["equal"] == true && ids.contains(&"edge/llama-rewind") && ids.contains(&"edge/llama-pad-all"),
+        "{json}"
+    );
+    assert!(json["skipped"]["for_other_folders"].as_array().unwrap().len() > 3, "{json}");
+    bench.write(
+        "wrong.json",
+        br#"{"cases":[
+            {"id":"finish","prompts":[[5,6,7,8]],"max_new_tokens":2,"generated":[[86,282]],"finish":["eos"]},
+            {"id":"logits","prompts":[[5,6,7,8]],"first_logits_head":[[99]]},
+            {"id":"script","script":[["append",[5,6,7,8]],["next",1,[86]],["expect_len",4]]},
+            {"id":"empty","prompts":[[5]]}]}"#,
+    );
+    let outcome = run(&bench, "verify", "llama-fp32", "--against wrong.json --quiet");
+    assert_eq!(outcome.exit, 4);
+    for line in [
+        "generator, row 0: an end by eos was expected and one by length came",
+        "engine, row 0: an end by eos was expected and one by length came",
+        "first scores, row 0, token 0: 99 was expected and ",
+        "script, call 2: 4 was expected and 5 came",
+        "skipped  1 say nothing that could differ: empty",
+        "cases    0 equal of 3",
+    ] {
+        assert!(outcome.stdout.contains(line), "{line}: {}", outcome.stdout);
+    }
+    bench.write("bad.json", br#"{"cases":[{"id":"x","script":[["jump",1]]}]}"#);
+    let outcome = run(&bench, "verify", "llama-fp32", "--against bad.json --quiet");
+    assert!(outcome.exit == 2 && outcome.stderr.contains("is no call of a script"), "{}", outcome.stderr);
 }
 
 #[test]
@@ -171,9 +266,25 @@ fn rows_of_bench_can_be_compared_and_stored() {
     let outcome = run(&bench, "bench", "gpt2_like-fp32", "-p 8 -n 0 -r 1 -o json --quiet");
     bench.write("old.json", outcome.stdout.as_bytes());
     let outcome = run(&bench, "bench", "gpt2_like-fp32", "-p 8 -n 0 -r 1 --compare old.json --quiet");
-    assert!(outcome.stdout.starts_with("| test | batch | tokens/s | first token | padding | before | ratio |"));
+    let head =
+        "| test | batch | tokens/s | first token | padding | replay/launch/reference | weights | KV | floor | before";
+    assert!(outcome.stdout.starts_with(head), "{}", outcome.stdout);
     let outcome = run(&bench, "bench", "gpt2_like-fp32", "-p 8 -n 0 -r 1 -o sql --quiet");
     assert!(outcome.stdout.contains("INSERT INTO bench VALUES ('cpu', 'pp8', 1, "), "{}", outcome.stdout);
+    let outcome = run(&bench, "bench", "llama-fp32", "-p 8 -n 4 -r 1 -o csv --quiet");
+    let lines: Vec<Vec<&str>> = outcome.stdout.lines().map(|line| line.split(',').collect()).collect();
+    let column = |name: &str| lines[0].iter().position(|found| *found == name).unwrap();
+    assert_eq!((lines.len(), lines[1][column("test")], lines[2][column("test")]), (4, "pp8", "tg4"));
+    // Keys and values of a token: 2 layers of 2 heads of 16, both, f32. Generation begins behind one token.
+    assert_eq!((lines[2][column("kv_bytes")], lines[2][column("launched_steps")]), ("2560", "5"));
+    assert!(
+        lines[2][column("floor_fraction")].parse::<f64>().unwrap() > 0.0
+            && lines[1][column("floor_fraction")].is_empty()
+    );
+    let outcome = run(&bench, "bench", "llama-fp32", "-p 8 -n 0 -r 1 -o jsonl --quiet");
+    let row: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    // Two layers: queries and their product 64 x 64 each, keys and values 64 x 32 each, three of the feed-forward part, the head.
+    assert!(row["weight_bytes"].as_u64().unwrap() > 4 * (2 * (2 * 64 * 64 + 2 * 64 * 32) + 64 * 320), "{row}");
     bench.write("bad.json", b"{}");
     let outcome = run(&bench, "bench", "gpt2_like-fp32", "-p 8 --compare bad.json --quiet");
     assert_eq!((outcome.exit, outcome.stderr.as_str()), (2, "error: 'bad.json': has no \"rows\"\n"));

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod cache;
+mod chat;
 mod check;
 mod compile;
 mod errors;

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use super::flag;
 use super::json::{Json, Member, Node, Place};
 use super::keys::{
-    Key, Keys, Kind, OBJECTS, PROVIDER_OPTIONS, PROVIDER_OPTIONS_LATER, Status, is_known_provider_option,
+    CAPTURE_OPTIONS, DEVICE_ID, Key, Keys, Kind, OBJECTS, PROVIDER_OPTIONS, PROVIDER_OPTIONS_LATER, Status,
+    is_known_provider_option,
 };
 use crate::suggestion::nearest_key;
 
@@ -30,6 +32,12 @@ pub struct NamedDevice {
 
 /// The device that a name means, or why it means none. The one table of device names lives in a room above this one.
 pub type DeviceOf<'a> = &'a dyn Fn(&str) -> Result<NamedDevice, String>;
+
+/// What errors call a list and what is in it.
+struct ListOf<'a> {
+    list: &'a str,
+    element: &'a str,
+}
 
 /// Checks one configuration.
 pub struct Check<'a> {
@@ -68,7 +76,8 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn key(&mut self, member: &Member, key: &'static Key, path: &str) {
+    /// Checks a value against its key.
+    pub fn key(&mut self, member: &Member, key: &'static Key, path: &str) {
         match key.status {
             Status::Honour => self.kind(&member.node, &key.kind, path),
             Status::Accept => {
@@ -103,10 +112,15 @@ impl<'a> Check<'a> {
             },
             Kind::IntegerOrList => {
                 if node.as_integer().is_none() {
-                    self.list(node, path, "an integer or a list of integers", |node| node.as_integer().is_some());
+                    let expected = ListOf { list: "an integer or a list of integers", element: "an integer" };
+                    self.list(node, path, &expected, |node| node.as_integer().is_some());
                 }
             }
-            Kind::Integers => self.list(node, path, "a list of integers", |node| node.as_integer().is_some()),
+            Kind::Integers(lo, hi) => {
+                let expected = ListOf { list: "a list of integers", element: &integers(lo, hi) };
+                let fits = |node: &Node| node.as_integer().is_some_and(|value| (lo..=hi).contains(&value));
+                self.list(node, path, &expected, fits);
+            }
             Kind::Object(keys) => self.object(node, keys, path),
             Kind::Providers => self.providers(node, path),
             Kind::Zero(reason) => match node.as_float() {
@@ -115,7 +129,8 @@ impl<'a> Check<'a> {
                 Some(_) => self.fault(node.place, path, format!("must be 0: {reason}")),
             },
             Kind::AllOf(word) => {
-                self.list(node, path, "a list of strings", |node| node.as_text().is_some());
+                let expected = ListOf { list: "a list of strings", element: "a string" };
+                self.list(node, path, &expected, |node| node.as_text().is_some());
                 let other = node.elements().iter().filter_map(Node::as_text).find(|found| *found != word);
                 if let Some(other) = other {
                     self.fault(node.place, path, format!("has '{other}'; only '{word}' is supported yet"));
@@ -144,16 +159,16 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn list(&mut self, node: &Node, path: &str, expected: &str, fits: impl Fn(&Node) -> bool) {
+    fn list(&mut self, node: &Node, path: &str, expected: &ListOf<'_>, fits: impl Fn(&Node) -> bool) {
         match &node.value {
             Json::List(elements) => {
                 for (position, element) in elements.iter().enumerate().filter(|(_, element)| !fits(element)) {
                     let path = format!("{path}[{position}]");
-                    self.expected(element, &path, expected.trim_start_matches("an integer or "));
+                    self.expected(element, &path, expected.element);
                 }
             }
             Json::Null | Json::Bool(_) | Json::Number(_) | Json::Text(_) | Json::Object(_) => {
-                self.expected(node, path, expected);
+                self.expected(node, path, expected.list);
             }
         }
     }
@@ -181,15 +196,19 @@ impl<'a> Check<'a> {
         if !matches!(node.value, Json::Object(_)) {
             self.expected(node, path, "an object of options");
         }
-        for option in node.members() {
+        for (position, option) in node.members().iter().enumerate() {
             let path = joined(path, &option.key);
             let name = option.key.as_str();
+            if let Some(first) = node.members()[..position].iter().find(|other| other.key == option.key) {
+                self.duplicate(option, first, &path);
+            }
             if PROVIDER_OPTIONS_LATER.contains(&name) {
                 self.fault(option.place, &path, "is known but not supported yet");
                 continue;
             }
             self.is_text(&option.node, &path);
             if PROVIDER_OPTIONS.contains(&name) {
+                self.provider_option(option, node.members(), &path);
                 continue;
             }
             if is_known_provider_option(kind, name) {
@@ -199,6 +218,29 @@ impl<'a> Check<'a> {
             let near = nearest_key(name, PROVIDER_OPTIONS.iter().copied());
             let hint = near.map_or(String::new(), |near| format!("; did you mean '{near}'?"));
             self.fault(option.place, &path, format!("is no option of {kind} devices{hint}"));
+        }
+    }
+
+    /// An option that is honoured: a number of a device, or a flag that does not contradict the same one of another name.
+    fn provider_option(&mut self, option: &Member, all: &[Member], path: &str) {
+        let Some(text) = option.node.as_text() else { return };
+        if option.key == DEVICE_ID {
+            if text.parse::<u32>().is_err() {
+                self.expected(&option.node, path, "the number of a device");
+            }
+            return;
+        }
+        let Some(value) = flag(text) else {
+            self.expected(&option.node, path, "'0' or '1'");
+            return;
+        };
+        let is_other = |other: &&Member| CAPTURE_OPTIONS.contains(&other.key.as_str()) && other.key != option.key;
+        for other in all.iter().filter(is_other) {
+            let contradicts = other.node.as_text().and_then(flag).is_some_and(|other| other != value);
+            // Told once, of the one that is on.
+            if contradicts && value {
+                self.fault(option.place, path, format!("and {} contradict one another", other.key));
+            }
         }
     }
 

@@ -6,6 +6,8 @@ use std::path::{Component, Path, PathBuf};
 
 /// Bytes that a text file of a folder may have; tokenizers of large vocabularies take tens of megabytes.
 const TEXT_BYTES_MAX: u64 = 256 << 20;
+/// Files of one beginning that a folder may collect.
+const NUMBERED_MAX: usize = 10_000;
 
 /// A model folder.
 #[derive(Clone, Debug)]
@@ -19,6 +21,14 @@ pub enum FolderError {
     /// It cannot be read.
     #[error("cannot read '{path}': {source}")]
     Io {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It cannot be written.
+    #[error("cannot write '{path}': {source}")]
+    Write {
         /// The file.
         path: String,
         /// What the system said.
@@ -66,9 +76,34 @@ impl Folder {
         &self.root
     }
 
-    /// Whether there is something of this name inside the folder.
-    pub fn has(&self, name: &str) -> bool {
-        self.path(name).is_ok()
+    /// Whether there is something of this name inside the folder. A link that leads out or nowhere is refused, not missing.
+    pub fn has(&self, name: &str) -> Result<bool, FolderError> {
+        match fs::symlink_metadata(self.root.join(name)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            _ => self.path(name).map(|_| true),
+        }
+    }
+
+    /// A new file inside the folder: the first of `beginning_0.json`, `beginning_1.json` and so on that is not there.
+    pub fn create_numbered(&self, beginning: &str) -> Result<(PathBuf, fs::File), FolderError> {
+        let path = Path::new(beginning);
+        let stem = path.file_name().and_then(|name| name.to_str());
+        let parent = path.parent().and_then(Path::to_str).filter(|parent| !parent.is_empty()).unwrap_or(".");
+        let (Some(stem), true) = (stem, path.is_relative()) else {
+            return Err(FolderError::Outside { path: beginning.to_string(), reason: "is no name of a file" });
+        };
+        let parent = self.path(parent)?;
+        for number in 0..NUMBERED_MAX {
+            let path = parent.join(format!("{stem}_{number}.json"));
+            // Never opens what is there, so that no link is followed.
+            match fs::OpenOptions::new().write(true).create_new(true).open(&path) {
+                Ok(file) => return Ok((path, file)),
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(FolderError::Write { path: path.display().to_string(), source }),
+            }
+        }
+        let source = std::io::ErrorKind::AlreadyExists.into();
+        Err(FolderError::Write { path: parent.join(stem).display().to_string(), source })
     }
 
     /// The path of a file or folder inside this one.

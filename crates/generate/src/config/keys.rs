@@ -33,8 +33,8 @@ pub enum Kind {
     Path,
     /// An integer, or a list of them.
     IntegerOrList,
-    /// A list of integers.
-    Integers,
+    /// A list of integers of these bounds.
+    Integers(i64, i64),
     /// An object with these keys.
     Object(&'static Keys),
     /// A list of objects of one key each, which names a device.
@@ -72,6 +72,8 @@ pub struct Keys {
 const ANY_INTEGER: Kind = Kind::Integer(i64::MIN, i64::MAX);
 const COUNT: Kind = Kind::Integer(0, i32::MAX as i64);
 const SIZE: Kind = Kind::Integer(1, i32::MAX as i64);
+const COUNTS: Kind = Kind::Integers(0, i32::MAX as i64);
+const SIZES: Kind = Kind::Integers(1, i32::MAX as i64);
 
 const TEXT_ONLY: &str = "text decoders only";
 const SPEECH: &str = "speech models are not supported: text decoders only";
@@ -261,7 +263,7 @@ static SLIDING_WINDOW: Keys = Keys {
     prefixes: &[],
     keys: &[
         honour("window_size", SIZE),
-        honour("layers", Kind::Integers),
+        honour("layers", COUNTS),
         honour("cache_slack", COUNT),
         honour("slide_key_value_cache", Kind::Bool),
         honour("slide_inputs", Kind::Bool),
@@ -365,10 +367,10 @@ pub static TUNING: Keys = Keys {
     name: "the root",
     prefixes: &[],
     keys: &[
-        honour("length_buckets", Kind::Integers),
-        honour("row_buckets", Kind::Integers),
+        honour("length_buckets", SIZES),
+        honour("row_buckets", SIZES),
         honour("chunk", SIZE),
-        honour("kv_capacity_buckets", Kind::Integers),
+        honour("kv_capacity_buckets", SIZES),
         honour("kv_page", SIZE),
         honour("on_miss", Kind::Text),
         honour("graph_budget_mb", COUNT),
@@ -394,7 +396,13 @@ pub static OBJECTS: &[&Keys] = &[
 ];
 
 /// Options of devices that are honoured.
-pub const PROVIDER_OPTIONS: &[&str] = &["device_id", "enable_cuda_graph", "enable_graph_capture", "enableGraphCapture"];
+pub const PROVIDER_OPTIONS: &[&str] = &[DEVICE_ID, "enable_cuda_graph", "enable_graph_capture", "enableGraphCapture"];
+
+/// Which device of its kind.
+pub const DEVICE_ID: &str = "device_id";
+
+/// Whether steps that run often are captured; one option, which devices call differently.
+pub const CAPTURE_OPTIONS: &[&str] = &["enable_cuda_graph", "enable_graph_capture", "enableGraphCapture"];
 
 /// Options of devices that come in a later release.
 pub const PROVIDER_OPTIONS_LATER: &[&str] = &["device_filtering_options"];

@@ -18,8 +18,8 @@ pub use folder::{Folder, FolderError};
 pub use json::{Place, Source};
 
 use check::Check;
-use json::{Node, line_and_column};
-use keys::{Keys, SEARCH};
+use json::{Member, Node, line_and_column};
+use keys::{CAPTURE_OPTIONS, DEVICE_ID, Keys, SEARCH};
 use plain::{PLAIN_CONFIG_FILE, plain_config};
 
 /// Name of the configuration in a model folder.
@@ -107,6 +107,8 @@ pub struct DecoderConfig {
     pub profile: Option<String>,
     /// Level of optimisation, as ONNX Runtime calls it.
     pub optimization_level: Option<String>,
+    /// Least severity of what is told about the folder: 0 is everything, 3 and more are errors alone.
+    pub log_severity: usize,
     /// Devices asked for, in order.
     pub providers: Vec<Provider>,
 }
@@ -162,6 +164,30 @@ pub struct Provider {
     pub name: String,
     /// Options of it, as they were written.
     pub options: Vec<(String, String)>,
+}
+
+impl Provider {
+    /// Which device of its kind, where an option says so.
+    pub fn device_id(&self) -> Option<usize> {
+        self.options.iter().find(|(name, _)| name == DEVICE_ID).and_then(|(_, value)| value.parse().ok())
+    }
+
+    /// Whether steps that run often are captured, where an option says so.
+    pub fn captures(&self) -> Option<bool> {
+        self.options
+            .iter()
+            .find(|(name, _)| CAPTURE_OPTIONS.contains(&name.as_str()))
+            .and_then(|(_, value)| flag(value))
+    }
+}
+
+/// A flag as options of devices write it.
+fn flag(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" => Some(true),
+        "0" | "false" => Some(false),
+        _ => None,
+    }
 }
 
 /// How tokens are chosen. Names are those of the file.
@@ -293,10 +319,16 @@ pub fn parse(
         Some(source) => {
             sources.push(source);
             let position = sources.len() - 1;
-            let node =
-                json::parse(&sources[position].text, position).map_err(|fault| report(&sources, [syntax(fault)]))?;
-            check.object(&node, &keys::TUNING, "");
-            Some(node)
+            match json::parse(&sources[position].text, position) {
+                Ok(node) => {
+                    check.object(&node, &keys::TUNING, "");
+                    Some(node)
+                }
+                Err(fault) => {
+                    check.faults.push(syntax(fault));
+                    None
+                }
+            }
         }
     };
     if !check.faults.is_empty() {
@@ -315,11 +347,11 @@ pub fn open(folder: &Folder, overlays: Vec<Source>, device_of: DeviceOf<'_>) -> 
     let source = |name: &str| -> Result<Source, OpenError> {
         Ok(Source { name: name.to_string(), text: folder.read_text(name)? })
     };
-    let tuning = match folder.has(TUNING_FILE) {
+    let tuning = match folder.has(TUNING_FILE)? {
         true => Some(source(TUNING_FILE)?),
         false => None,
     };
-    let config = match folder.has(CONFIG_FILE) || !folder.has(PLAIN_CONFIG_FILE) {
+    let config = match folder.has(CONFIG_FILE)? || !folder.has(PLAIN_CONFIG_FILE)? {
         true => source(CONFIG_FILE)?,
         false => plain_config(folder)?,
     };
@@ -342,6 +374,12 @@ pub enum OpenError {
     Config(#[from] ConfigError),
 }
 
+/// The decoder's file by a configuration that may be wrong elsewhere.
+pub fn decoder_filename(folder: &Folder) -> Option<String> {
+    let config: serde_json::Value = serde_json::from_str(&folder.read_text(CONFIG_FILE).ok()?).ok()?;
+    Some(config.pointer("/model/decoder/filename")?.as_str()?.to_string())
+}
+
 /// An overlay from a file that a person names.
 pub fn read_overlay(path: &Path) -> Result<Source, FolderError> {
     let name = path.display().to_string();
@@ -353,6 +391,23 @@ pub fn read_overlay(path: &Path) -> Result<Source, FolderError> {
 pub fn search_keys() -> impl Iterator<Item = &'static str> {
     let keys: &'static Keys = &SEARCH;
     keys.keys.iter().map(|key| key.name)
+}
+
+/// Whether a value fits a key of `search` that stands for no option: none where there is no such key. Keys without effect
+/// have their types checked, and others are refused for their reason.
+pub fn check_search_key(name: &str, json: &str) -> Option<Result<(), String>> {
+    let key = SEARCH.keys.iter().find(|key| key.name == name)?;
+    let node = match json::parse(json, 0) {
+        Ok(node) => node,
+        Err(fault) => return Some(Err(format!("{name}: '{json}' is no JSON: {}", fault.message))),
+    };
+    let no_device = |_: &str| Err(String::new());
+    let mut check = Check::new(&no_device);
+    check.key(&Member { key: name.to_string(), place: node.place, node }, key, name);
+    Some(match check.faults.first() {
+        Some(fault) => Err(format!("{} {}", fault.path, fault.message)),
+        None => Ok(()),
+    })
 }
 
 /// A duplicate in an overlay would be merged away, so each source is looked at by itself first.

@@ -58,7 +58,10 @@ pub fn plain_config(folder: &Folder) -> Result<Source, FolderError> {
 /// The one ONNX file of a folder.
 fn only_model(folder: &Folder) -> Result<String, FolderError> {
     let mut found = Vec::new();
-    for place in PLACES.iter().filter(|place| folder.has(place)) {
+    for place in PLACES {
+        if !folder.has(place)? {
+            continue;
+        }
         let path = folder.path(place)?;
         let io = |source| FolderError::Io { path: path.display().to_string(), source };
         for entry in std::fs::read_dir(&path).map_err(io)? {

@@ -82,12 +82,17 @@ fn check_layer_name(name: Option<&Node>, path: &str, check: &mut Check<'_>) {
 
 /// Ids that end a sequence are ids of the vocabulary.
 fn check_ids(model: &Node, check: &mut Check<'_>) {
-    let Some(eos) = model.get("eos_token_id") else { return };
     let vocab = model.get("vocab_size").and_then(Node::as_integer).unwrap_or(i64::from(u32::MAX));
-    for node in std::iter::once(eos).chain(eos.elements()) {
-        if node.as_integer().is_some_and(|id| id < 0 || id >= vocab) {
-            check.fault(node.place, "model.eos_token_id", "is no id of the vocabulary");
-        }
+    let is_outside = |node: &Node| node.as_integer().is_some_and(|id| id < 0 || id >= vocab);
+    let eos = model.get("eos_token_id");
+    for node in eos.into_iter().chain(eos.map_or(&[][..], Node::elements)).filter(|node| is_outside(node)) {
+        check.fault(node.place, "model.eos_token_id", "is no id of the vocabulary");
+    }
+    // Elsewhere the pad token is filler that nobody reads, whatever it is.
+    let names_none = eos.is_none_or(|eos| eos.as_integer().is_none() && eos.elements().is_empty());
+    if let Some(pad) = model.get("pad_token_id").filter(|pad| names_none && is_outside(pad)) {
+        let message = "is no id of the vocabulary, and no eos_token_id ends a sequence instead";
+        check.fault(pad.place, "model.pad_token_id", message);
     }
 }
 
@@ -167,6 +172,12 @@ fn read_model(model: Part<'_>, notices: &mut Vec<String>) -> ModelConfig {
         notices.push(format!("model.eos_token_id names no token; pad_token_id ({pad}) ends a sequence"));
         eos_token_ids.push(pad);
     }
+    if eos_token_ids.is_empty() {
+        notices.push(
+            "model.eos_token_id names no token, nor does pad_token_id: only lengths and stop strings end a row"
+                .to_string(),
+        );
+    }
     let decoder = |key: &str| model.0.get(key).map(|node| read_decoder(Part(node)));
     ModelConfig {
         family: model.text("type").unwrap_or_default(),
@@ -222,6 +233,7 @@ fn read_decoder(decoder: Part<'_>) -> DecoderConfig {
         threads: options.size("intra_op_num_threads").unwrap_or_default(),
         profile: options.text("enable_profiling"),
         optimization_level: options.text("graph_optimization_level"),
+        log_severity: options.size("log_severity_level").unwrap_or_default(),
         providers: options
             .0
             .get("provider_options")

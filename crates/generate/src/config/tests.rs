@@ -224,6 +224,71 @@ fn devices_and_their_options_are_checked() {
 }
 
 #[test]
+fn options_of_devices_hold_numbers_and_flags() {
+    let providers = |text: &str| with("", &format!(r#","session_options":{{"provider_options":[{{{text}}}]}}"#), "");
+    let first = |text: &str| parse_with(&providers(text), &[]).unwrap().model.decoder.providers.remove(0);
+    let provider = first(r#""cuda":{"device_id":"2","enable_cuda_graph":"0"}"#);
+    assert_eq!((provider.device_id(), provider.captures()), (Some(2), Some(false)));
+    assert_eq!(first(r#""cuda":{"enable_graph_capture":"True"}"#).captures(), Some(true));
+    assert_eq!(first(r#""cpu":{}"#).captures(), None);
+    let path = "model.decoder.session_options.provider_options[0].cuda";
+    let refused = [
+        (r#""device_id":"first""#, "device_id is 'first'; the number of a device was expected"),
+        (r#""enableGraphCapture":"maybe""#, "enableGraphCapture is 'maybe'; '0' or '1' was expected"),
+        (
+            r#""enable_cuda_graph":"1","enable_graph_capture":"0""#,
+            "enable_cuda_graph and enable_graph_capture contradict one another",
+        ),
+        (r#""device_id":"1","device_id":"1""#, "device_id is written twice in one object"),
+    ];
+    for (options, message) in refused {
+        assert_eq!(messages(&providers(&format!(r#""cuda":{{{options}}}"#))), [format!("{path}.{message}")]);
+    }
+}
+
+#[test]
+fn integers_of_lists_have_bounds() {
+    let tuning = |text: &str| {
+        let tuning = Some(source(TUNING_FILE, text));
+        parse(source("c", &with("", "", "")), Vec::new(), tuning, &device_of).unwrap_err().lines
+    };
+    assert_eq!(
+        tuning(r#"{"length_buckets":[1,-8,0],"row_buckets":4}"#),
+        [
+            "precast.json:1:22: length_buckets[1] is -8; 1 or more was expected",
+            "precast.json:1:25: length_buckets[2] is 0; 1 or more was expected",
+            "precast.json:1:42: row_buckets is 4; a list of integers was expected",
+        ]
+    );
+    let window =
+        r#","sliding_window":{"window_size":4,"slide_inputs":false,"slide_key_value_cache":false,"layers":[-1]}"#;
+    assert_eq!(
+        messages(&with("", window, "")),
+        ["model.decoder.sliding_window.layers[0] is -1; 0 or more was expected"]
+    );
+}
+
+#[test]
+fn what_is_wrong_in_both_files_comes_in_one_report() {
+    let tuning = Some(source(TUNING_FILE, "{"));
+    let error = parse(source("c", &with("", "", r#","serch":1"#)), Vec::new(), tuning, &device_of).unwrap_err();
+    assert_eq!(error.lines.len(), 2, "{error}");
+}
+
+#[test]
+fn a_pad_token_that_ends_sequences_is_of_the_vocabulary() {
+    let model =
+        |ids: &str| format!(r#"{{"model":{{"context_length":5,"vocab_size":9,{ids}"decoder":{{"filename":"m"}}}}}}"#);
+    assert_eq!(
+        messages(&model(r#""pad_token_id":9,"#)),
+        ["model.pad_token_id is no id of the vocabulary, and no eos_token_id ends a sequence instead"]
+    );
+    assert!(parse_with(&model(r#""pad_token_id":-1,"eos_token_id":[1],"#), &[]).is_ok());
+    let config = parse_with(&model(""), &[]).unwrap();
+    assert!(config.model.eos_token_ids.is_empty() && config.notices[0].ends_with("stop strings end a row"));
+}
+
+#[test]
 fn an_empty_list_of_end_tokens_becomes_the_pad_token() {
     let text = r#"{"model":{"context_length":5,"pad_token_id":7,"eos_token_id":[],"decoder":{"filename":"m"}}}"#;
     let config = parse_with(text, &[]).unwrap();
@@ -280,6 +345,41 @@ fn defect_25_every_named_file_lies_inside_the_folder() {
         assert!(open_with("m.onnx", bad).unwrap_err().contains(reason), "{bad}");
     }
     assert!(open_with("none.onnx", ".").unwrap_err().starts_with("cannot read '"));
+}
+
+#[cfg(unix)]
+#[test]
+fn defect_25_a_link_that_leads_out_or_nowhere_is_refused_and_not_missing() {
+    let outer = tempfile::tempdir().unwrap();
+    let root = outer.path().join("model");
+    fs::create_dir(&root).unwrap();
+    fs::write(outer.path().join("outside.json"), "{}").unwrap();
+    fs::write(root.join("m.onnx"), "").unwrap();
+    fs::write(root.join(CONFIG_FILE), with("", "", "")).unwrap();
+    let folder = Folder::open(&root).unwrap();
+    assert!(open(&folder, Vec::new(), &device_of).is_ok());
+    for (target, reason) in [("../outside.json", "leads out"), ("nowhere.json", "cannot read '")] {
+        std::os::unix::fs::symlink(target, root.join(TUNING_FILE)).unwrap();
+        let error = open(&folder, Vec::new(), &device_of).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+        fs::remove_file(root.join(TUNING_FILE)).unwrap();
+    }
+    assert!(!folder.has("tokenizer.json").unwrap());
+}
+
+#[test]
+fn numbered_files_are_new_and_inside_the_folder() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = Folder::open(root.path()).unwrap();
+    let name = |beginning: &str| {
+        Ok::<_, String>(
+            folder.create_numbered(beginning).map_err(|error| error.to_string())?.0.file_name().unwrap().to_owned(),
+        )
+    };
+    assert_eq!((name("t").unwrap(), name("t").unwrap()), ("t_0.json".into(), "t_1.json".into()));
+    for outside in ["../t", "/t", "", "none/t"] {
+        assert!(name(outside).is_err(), "{outside}");
+    }
 }
 
 #[test]

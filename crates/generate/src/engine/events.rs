@@ -112,6 +112,12 @@ impl EventQueue {
         self.len() == 0
     }
 
+    /// Whether every event was taken and none will come.
+    pub fn has_ended(&self) -> bool {
+        let state = self.lock();
+        state.events.is_empty() && state.open == 0
+    }
+
     /// Asks for an end.
     pub fn cancel(&self) {
         self.lock().is_cancelled = true;

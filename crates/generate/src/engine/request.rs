@@ -62,6 +62,11 @@ impl RequestHandle {
         self.taken(self.events.next(Some(wait)))
     }
 
+    /// Whether every answer has ended and every event was taken.
+    pub fn has_ended(&self) -> bool {
+        self.events.has_ended()
+    }
+
     /// All events up to the end of every answer.
     pub fn events(&self) -> impl Iterator<Item = Event> + '_ {
         std::iter::from_fn(|| self.next_event())

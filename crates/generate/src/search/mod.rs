@@ -32,8 +32,17 @@ pub enum FinishReason {
     Cancelled,
 }
 
+impl std::fmt::Display for FinishReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            FinishReason::StopString(position) => write!(f, "{}({position})", self.name()),
+            reason => f.write_str(reason.name()),
+        }
+    }
+}
+
 impl FinishReason {
-    /// The reason in one word.
+    /// The reason in one word; printed, it also says which stop string it was.
     pub fn name(self) -> &'static str {
         match self {
             FinishReason::Eos => "eos",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::{SearchConfig, search_keys};
+use crate::config::{SearchConfig, check_search_key, search_keys};
 use crate::suggestion::nearest_key;
 
 /// What a caller decides about the search.
@@ -46,6 +46,7 @@ const OWN_KEYS: &[&str] = &[
     "logprobs",
     "ignore_eos",
     "include_stop_token",
+    "n",
 ];
 
 /// Likeliest tokens that a step may report.
@@ -137,7 +138,7 @@ impl GeneratorParams {
             }
             "chunk_size" => search.chunk_size = Some(serde_json::from_str(json).map_err(refused)?),
             "num_beams" => assign!(search.num_beams),
-            "num_return_sequences" => assign!(search.num_return_sequences),
+            "num_return_sequences" | "n" => assign!(search.num_return_sequences),
             "length_penalty" => assign!(search.length_penalty),
             "early_stopping" => assign!(search.early_stopping),
             "batch_size" => assign!(search.batch_size),
@@ -151,6 +152,10 @@ impl GeneratorParams {
             "ignore_eos" => assign!(self.ignore_eos),
             "include_stop_token" => assign!(self.include_stop_token),
             _ => {
+                // Keys of a folder that have no effect have none here either; others say why they are refused.
+                if let Some(known) = check_search_key(name, json) {
+                    return known.map_err(ParamsError);
+                }
                 let near = nearest_key(name, search_keys().chain(OWN_KEYS.iter().copied()));
                 let hint = near.map_or(String::new(), |near| format!("; did you mean '{near}'?"));
                 return Err(ParamsError(format!("there is no option '{name}'{hint}")));
@@ -234,6 +239,15 @@ impl GeneratorParams {
         if search.num_beams > 1 && search.do_sample {
             return Err(ParamsError("num_beams and do_sample exclude one another".to_string()));
         }
+        // A search by beams compares whole answers, so there is no step at which one of these could be told.
+        let tells_steps = [
+            (!self.stop.is_empty(), "stop"),
+            (self.logprobs.is_some(), "logprobs"),
+            (self.include_stop_token, "include_stop_token"),
+        ];
+        if let (true, Some((_, name))) = (search.num_beams > 1, tells_steps.iter().find(|(is_set, _)| *is_set)) {
+            return Err(ParamsError(format!("num_beams of {} and {name} exclude one another", search.num_beams)));
+        }
         let is_sampling_many = search.num_beams == 1 && search.do_sample;
         if search.num_return_sequences > search.num_beams && !is_sampling_many {
             return Err(ParamsError(format!(
@@ -261,6 +275,36 @@ mod tests {
         assert_eq!((params.search.top_k, params.search.random_seed, params.logit_bias[&3]), (7, None, 1.5));
         assert_eq!(params.set("topk", "1").unwrap_err().0, "there is no option 'topk'; did you mean 'top_k'?");
         assert!(params.set("top_k", "1.5").unwrap_err().0.starts_with("top_k: '1.5' does not fit"));
+    }
+
+    #[test]
+    fn keys_of_a_folder_are_taken_or_refused_as_there() {
+        let mut params = params();
+        for (name, json) in [("past_present_share_buffer", "true"), ("diversity_penalty", "0"), ("n", "3")] {
+            params.set(name, json).unwrap();
+        }
+        assert_eq!(params.search.num_return_sequences, 3);
+        let mut refused = |name: &str, json: &str| params.set(name, json).unwrap_err().0;
+        assert_eq!(
+            refused("past_present_share_buffer", "1"),
+            "past_present_share_buffer is 1; true or false was expected"
+        );
+        assert_eq!(
+            refused("diversity_penalty", "0.5"),
+            "diversity_penalty must be 0: diverse beam search is not supported"
+        );
+        assert!(refused("audio_top_k", "5").starts_with("audio_top_k is not supported: speech models"));
+    }
+
+    #[test]
+    fn beams_and_what_steps_tell_exclude_one_another() {
+        for (name, json) in [("stop", r#"["x"]"#), ("logprobs", "1"), ("include_stop_token", "true")] {
+            let mut params = params();
+            params.set("num_beams", "2").unwrap();
+            assert!(params.check(320).is_ok());
+            params.set(name, json).unwrap();
+            assert_eq!(params.check(320).unwrap_err().0, format!("num_beams of 2 and {name} exclude one another"));
+        }
     }
 
     #[test]

@@ -44,14 +44,18 @@ from precast.session_options import ExecutionMode, ExecutionOrder, GraphOptimiza
 from precast import _precast
 
 if TYPE_CHECKING:
-    from precast import cache, generate, ray
+    from precast import cache, genai, generate, ray
+    from precast.engine import Engine
+    from precast.generate import Generator
 
 __version__: str = _precast.VERSION
 
 __all__ = [
     "DeviceError",
+    "Engine",
     "ExecutionMode",
     "ExecutionOrder",
+    "Generator",
     "GraphOptimizationLevel",
     "IOBinding",
     "InferenceSession",
@@ -70,6 +74,7 @@ __all__ = [
     "cache",
     "compile",
     "disable_telemetry_events",
+    "genai",
     "generate",
     "get_all_providers",
     "get_available_providers",
@@ -83,7 +88,9 @@ __all__ = [
 ]
 
 # Parts that are imported when they are first named: they are not needed to run a model.
-_PARTS = ("cache", "generate", "ray")
+_PARTS = ("cache", "genai", "generate", "ray")
+# Names of such parts.
+_NAMES = {"Engine": "engine", "Generator": "generate"}
 
 
 def get_version_string() -> str:
@@ -94,6 +101,8 @@ def get_version_string() -> str:
 def __getattr__(name: str) -> Any:
     if name in _PARTS:
         return importlib.import_module(f"precast.{name}")
+    if name in _NAMES:
+        return getattr(importlib.import_module(f"precast.{_NAMES[name]}"), name)
     near = difflib.get_close_matches(name, __all__, n=3)
     hint = f"; the nearest are {', '.join(near)}" if near else ""
     raise AttributeError(f"precast has no '{name}'{hint}")

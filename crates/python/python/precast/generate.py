@@ -1,5 +1,11 @@
 """Text generation from a model folder.
 
+With an object that remembers how tokens are chosen:
+
+    generator = precast.Generator("folder", device="cpu", max_new_tokens=64, do_sample=False)
+    for piece in generator.stream("Once upon a time"):
+        print(piece, end="", flush=True)
+
 In one call:
 
     for piece in precast.generate.stream("folder", "Once upon a time", max_new_tokens=64):
@@ -28,6 +34,8 @@ import os
 from dataclasses import dataclass
 from typing import Any, AsyncIterator, Iterator, Mapping, Sequence, Union
 
+import numpy
+
 from precast import _precast
 from precast._precast import Token
 from precast.exceptions import UsageError
@@ -38,6 +46,7 @@ __all__ = [
     "Generator",
     "GeneratorParams",
     "Model",
+    "Step",
     "Token",
     "Tokenizer",
     "TokenizerStream",
@@ -53,6 +62,10 @@ Folder = Union[str, "os.PathLike[str]"]
 Tokens = Sequence[int]
 Prompt = Union[str, Tokens]
 Message = Mapping[str, Any]
+
+
+# Options of a device that mean something here: which of its kind it is, and whether steps that run often are captured.
+_DEVICE_OPTIONS = ("device_id", "enable_cuda_graph", "enable_graph_capture", "enableGraphCapture")
 
 
 class Config:
@@ -74,14 +87,24 @@ class Config:
         self._providers = [*(self._providers or []), name]
 
     def set_provider_option(self, name: str, key: str, value: str) -> None:
-        """Sets an option of a device; the one that there is says which of its kind it is: `device_id`."""
-        if key != "device_id":
-            raise UsageError(f"provider '{name}': there is no option '{key}'; there is 'device_id'")
+        """Sets an option of a device: `device_id` says which of its kind it is, `enable_cuda_graph`, `enable_graph_capture` and
+        `enableGraphCapture` whether steps that run often are captured (`"0"` or `"1"`)."""
+        if key not in _DEVICE_OPTIONS:
+            raise UsageError(f"provider '{name}': there is no option '{key}'; there are {', '.join(_DEVICE_OPTIONS)}")
         self._provider_options.setdefault(name, {})[key] = value
 
     def overlay(self, text: str) -> None:
         """Applies a JSON merge patch to the folder's configuration."""
         self._overlays.append(text)
+
+    def _all_overlays(self) -> list[str]:
+        """Overlays, behind what was said about devices."""
+        names = self._providers if self._providers is not None else list(self._provider_options)
+        if not names:
+            return self._overlays
+        providers = [{name: self._provider_options.get(name, {})} for name in names]
+        said = {"model": {"decoder": {"session_options": {"provider_options": providers}}}}
+        return [json.dumps(said), *self._overlays]
 
     def _device(self) -> str | None:
         if self._providers is None:
@@ -107,7 +130,7 @@ class Model:
     ) -> None:
         config = config if isinstance(config, Config) else Config(config)
         asked = device if device is not None else config._device()
-        self._native = _precast.TextModel(config.path, asked, config._overlays, cache, threads, activations)
+        self._native = _precast.TextModel(config.path, asked, config._all_overlays(), cache, threads, activations)
         for notice in self._native.notices:
             _log.info(notice)
 
@@ -178,17 +201,26 @@ class Tokenizer:
         messages: Union[str, Sequence[Message]],
         *,
         tools: Union[str, Sequence[Any], None] = None,
+        documents: Union[str, Sequence[Any], None] = None,
         add_generation_prompt: bool = True,
+        **variables: Any,
     ) -> str:
-        """The prompt of a conversation: a list of messages with `role` and `content`, or the same as JSON."""
-        text = messages if isinstance(messages, str) else json.dumps(list(messages), ensure_ascii=False)
-        if tools is not None and not isinstance(tools, str):
-            tools = json.dumps(list(tools), ensure_ascii=False)
-        return self._native.apply_chat_template(text, tools, add_generation_prompt)
+        """The prompt of a conversation: a list of messages with `role` and `content`, or the same as JSON. Tools and documents
+        are lists, or the same as JSON; the template sees `variables` by their names."""
+
+        def as_json(value: Union[str, Sequence[Any], None]) -> str | None:
+            return value if value is None or isinstance(value, str) else json.dumps(list(value), ensure_ascii=False)
+
+        named = [(name, json.dumps(value, ensure_ascii=False)) for name, value in variables.items()]
+        return self._native.apply_chat_template(
+            as_json(messages) or "[]", as_json(tools), as_json(documents), named, add_generation_prompt
+        )
 
     def create_stream(self) -> "TokenizerStream":
         """A text that grows by one token at a time."""
         return TokenizerStream(self)
+
+    stream = create_stream
 
     @property
     def eos_token_ids(self) -> list[int]:
@@ -216,6 +248,12 @@ class TokenizerStream:
         """Adds a token and gives the text that is complete with it."""
         return self._native.push(int(token))
 
+    push = decode
+
+    def finish(self) -> str:
+        """What is left: bytes that did not become a character."""
+        return self._native.finish()
+
 
 class GeneratorParams:
     """How tokens are chosen: what the folder says, and what is set here."""
@@ -242,13 +280,79 @@ def _pairs(options: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, json.dumps(value)) for name, value in given.items()]
 
 
-class Generator:
-    """Generation of one batch of independent rows."""
+@dataclass(frozen=True)
+class Step:
+    """One step of a generator."""
 
-    def __init__(self, model: Model, params: GeneratorParams | None = None) -> None:
-        options = _pairs(params._options) if params is not None else []
-        self._native = _precast.TextGenerator(model._native, options)
+    tokens: list[Token]
+    """A token of every row that had not ended."""
+
+
+class Generator:
+    """Generation of one batch of independent rows. A model is one that is open, or a folder; options are those of
+    `set_search_options`, and those of `params` count less."""
+
+    def __init__(
+        self,
+        model: Union[Model, Folder],
+        params: GeneratorParams | None = None,
+        *,
+        device: str | None = None,
+        cache: Folder | None = None,
+        threads: int | None = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(model, Model):
+            if (device, cache, threads) != (None, None, None):
+                raise UsageError("device, cache and threads are those of the model, which is open already")
+            self.model = model
+        else:
+            self.model = Model(model, device=device, cache=cache, threads=threads)
+        self._options = {**(params._options if params is not None else {}), **options}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all rows."""
+        self._native = _precast.TextGenerator(self.model._native, _pairs(self._options))
         self._next: list[Token] = []
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the folder."""
+        return Tokenizer(self.model)
+
+    def generate(self, prompts: Union[Prompt, Sequence[Prompt]], **options: Any) -> "list[Completion]":
+        """Whole answers to one prompt or several, each a text or ids. The rows of this generator stay as they are."""
+        return complete(self.model, prompts, **{**self._options, **options})
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[str]:
+        """The pieces of one answer as they come. The rows of this generator stay as they are."""
+        return stream(self.model, prompt, **{**self._options, **options})
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> Iterator[str]:
+        """The pieces of the answer to a conversation as they come. The rows of this generator stay as they are."""
+        return chat(self.model, messages, **{**self._options, **options})
+
+    def append(self, rows: Sequence[Tokens]) -> None:
+        """Adds tokens to each row and runs them; the first call says how many rows there are."""
+        self._native.append([[int(token) for token in row] for row in rows])
+
+    def __iter__(self) -> Iterator[Step]:
+        """Steps until every row has ended."""
+        while not self._native.is_done():
+            yield Step(self.generate_next_token())
+
+    def rewind(self, row: int, length: int) -> None:
+        """Keeps exactly the first tokens of a row. The next step yields the token behind them."""
+        self._native.rewind(row, length)
+
+    def sequence(self, row: int) -> list[int]:
+        """All tokens of a row."""
+        return self._native.sequence(row)
+
+    def logits(self, row: int) -> "numpy.ndarray[Any, numpy.dtype[numpy.float32]]":
+        """Scores of the next token of a row, before any rule: f32 of the vocabulary."""
+        return numpy.frombuffer(self._native.logits(row), dtype=numpy.float32)
 
     def append_tokens(self, tokens: Union[Tokens, Sequence[Tokens]]) -> None:
         """Adds tokens to the one row, or a list of tokens to each of several rows, and runs them."""
@@ -289,9 +393,9 @@ class Generator:
         """A new row that is what another is, with random numbers of its own."""
         return self._native.fork(index)
 
-    def get_logits(self, index: int = 0) -> list[float]:
+    def get_logits(self, index: int = 0) -> "numpy.ndarray[Any, numpy.dtype[numpy.float32]]":
         """Scores of the next token of a row, before any rule."""
-        return self._native.logits(index)
+        return self.logits(index)
 
     def set_logits(self, logits: Sequence[float], index: int = 0) -> None:
         """Replaces the scores of the next token of a row, for one step."""
