@@ -373,3 +373,38 @@ fn on_miss(config: &GenerationConfig, options: &TextOptions) -> Result<OnMissCha
         (None, None) => Ok(OnMiss::Wait.into()),
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::runner::Captures;
+
+    /// What a folder of these options of a session and these settings of ours makes of the caller's options.
+    fn captures(session_options: &str, tuning: &str, options: &TextOptions) -> Captures {
+        let config = format!(
+            r#"{{"model":{{"context_length":8,"eos_token_id":1,
+                "decoder":{{"filename":"m.onnx","session_options":{session_options}}}}}}}"#
+        );
+        let source = |name: &str, text: &str| Source { name: name.to_string(), text: text.to_string() };
+        let device_of = |name: &str| Ok(NamedDevice { kind: name.to_string(), is_host: false });
+        let tuning = Some(source("precast.json", tuning));
+        let config = config::parse(source("c", &config), Vec::new(), tuning, &device_of).unwrap();
+        runner_options(&config, DeviceName::CPU, options).unwrap().captures
+    }
+
+    #[test]
+    fn captures_follow_the_folder_unless_the_caller_has_turned_them_off() {
+        let first = |option: &str| format!(r#"{{"provider_options":[{{"device":{{{option}}}}}]}}"#);
+        let defaults = TextOptions::default();
+        for name in ["enable_cuda_graph", "enable_graph_capture", "enableGraphCapture"] {
+            assert!(!captures(&first(&format!(r#""{name}":"0""#)), "{}", &defaults).is_on);
+            assert!(captures(&first(&format!(r#""{name}":"1""#)), "{}", &defaults).is_on);
+        }
+        assert!(captures(&first(""), "{}", &defaults).is_on);
+        assert_eq!(captures("{}", r#"{"graph_budget_mb":3}"#, &defaults).max_bytes, 3 << 20);
+        let runner = RunnerOptions { captures: Captures { is_on: false, ..Captures::default() }, ..Default::default() };
+        let off = TextOptions { runner, ..TextOptions::default() };
+        assert!(!captures(&first(r#""enable_cuda_graph":"1""#), "{}", &off).is_on);
+    }
+}

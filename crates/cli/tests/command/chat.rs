@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::Bench;
 
 /// Time that a process which waits for a line needs to read it and to begin its turn.
-const TURN_BEGINS: Duration = Duration::from_millis(50);
+const TURN_BEGINS: Duration = Duration::from_millis(20);
 
 fn begin(bench: &Bench, arguments: &str) -> (Child, ChildStdin) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../generate/tests/data/llama-fp32");
@@ -47,7 +47,7 @@ fn a_turn_that_fails_is_dropped_and_the_conversation_goes_on() {
 }
 
 /// A template that takes its time over messages that say "slow".
-const SLOW_TEMPLATE: &str = "{% for m in messages %}{% if 'slow' in m.content %}{% for a in range(2000) %}\
+const SLOW_TEMPLATE: &str = "{% for m in messages %}{% if 'slow' in m.content %}{% for a in range(4000) %}\
     {% for b in range(1000) %}{% endfor %}{% endfor %}{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
 
 #[test]

@@ -74,7 +74,8 @@ class Engine:
         regular expression or follow a Lark grammar where one of them is given."""
         if schema is not None and not isinstance(schema, str):
             schema = json.dumps(schema)
-        grammars = [(kind, text) for kind, text in (("schema", schema), ("regex", regex), ("lark", lark)) if text is not None]
+        kinds = (("schema", schema), ("regex", regex), ("lark", lark))
+        grammars = [(kind, text) for kind, text in kinds if text is not None]
         if len(grammars) > 1:
             raise UsageError("schema, regex and lark exclude one another")
         given = {**(params._options if params is not None else {}), **options}
