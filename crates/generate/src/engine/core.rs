@@ -472,7 +472,7 @@ impl EngineCore {
         Candidate {
             row: row.id,
             pending,
-            drafted: if is_all { row.draft.len().min(chunk - pending) } else { 0 },
+            drafted: if is_all { row.draft.len().min(self.limits.chunk.saturating_sub(pending)) } else { 0 },
             is_prompt: row.is_prompt,
             class: self.class(row),
             arrived: row.arrived,

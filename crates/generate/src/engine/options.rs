@@ -134,6 +134,7 @@ impl EngineOptions {
             admitted_max: self.admitted_max.unwrap_or(usize::MAX),
             prefill_min: ((self.tokens_max as f64 * self.prefill_share) as usize).clamp(1, prefill_max),
             prefill_max,
+            chunk: chunk.max(1),
             length_max: context_length.min(pages.saturating_mul(page_tokens)),
             prefix_caching: self.prefix_caching,
             events_max: self.events_max,
@@ -160,6 +161,8 @@ pub struct EngineLimits {
     pub prefill_min: usize,
     /// Tokens that prompts get in one step.
     pub prefill_max: usize,
+    /// Tokens of one row that there are Programs for.
+    pub chunk: usize,
     /// Tokens that a row may have: its context, and what all pages hold.
     pub length_max: usize,
     /// Share pages of equal beginnings between requests.

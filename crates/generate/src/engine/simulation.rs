@@ -395,6 +395,7 @@ fn limits(page_tokens: usize, pages: usize) -> EngineLimits {
         admitted_max: usize::MAX,
         prefill_min: 4,
         prefill_max: 8,
+        chunk: 64,
         length_max: page_tokens * pages,
         prefix_caching: false,
         events_max: 1 << 20,
