@@ -19,6 +19,8 @@ const WARPS: usize = 8;
 const LINES_AHEAD: usize = 8;
 /// Warps of a multiprocessor that keep memory busy.
 const BUSY_WARPS: usize = 16;
+/// The most columns of a warp.
+const COLUMNS_MAX: usize = 8;
 /// Rows that a column may read without another.
 const FEW_ROWS: usize = 2;
 /// Shared memory for rows.
@@ -121,7 +123,10 @@ impl<'a> Stream<'a> {
         let matrices = self.weights.iter().map(|weights| weights.operands(site, [n, k], &mut packed));
         let matrices: Vec<Vec<Operand>> = matrices.collect::<Option<_>>()?;
         let (form, Lane { lane_k, vec, is_staged, pad }) = (self.weights[0].form, self.lane);
-        let (rows, columns) = (self.rows_of_text(), columns_of(site.arch, n, m, matrices.len()));
+        let (rows, columns) = (
+            self.rows_of_text(),
+            columns_of(site.arch, self.weights[0].form, [self.rows_of_text(), m, n], matrices.len()),
+        );
         let ahead = (LINES_AHEAD / (columns * matrices.len())).clamp(1, k.div_ceil(site.arch.warp as usize * lane_k));
         let (input, output) = (memory_type(dtype)?, memory_type(site.out_dtype(0))?);
         let mut text = format!("typedef {input} T;\ntypedef {output} Y;\ntypedef f32 Acc;\n");
@@ -201,8 +206,18 @@ fn is_before_sums(op: &Op) -> bool {
 }
 
 /// Columns of a warp: one, so that memory is busy from the first warp on; two where there are warps enough and several rows,
-/// which each column reads again, or two matrices, whose blocks are too many to overlap with the last launch otherwise.
-fn columns_of(arch: &Arch, n: usize, m: usize, matrices: usize) -> usize {
+/// which each column reads again, or two matrices, whose blocks are too many to overlap with the last launch otherwise. Columns
+/// of few bits are soon read: a warp has as many of them as leave half of the warps, so that what each block does once, above
+/// all the norm of its rows, is done for enough of them.
+fn columns_of(arch: &Arch, form: Form, [rows, m, n]: [usize; 3], matrices: usize) -> usize {
     let busy = BUSY_WARPS * arch.multiprocessors as usize;
-    if (m > FEW_ROWS || matrices > 1) && n / 2 >= busy { 2 } else { 1 }
+    match form {
+        Form::Floats if (m > FEW_ROWS || matrices > 1) && n / 2 >= busy => 2,
+        Form::Floats => 1,
+        Form::Blocks(_) => {
+            // A lane finishes one result at most.
+            let most = COLUMNS_MAX.min(arch.warp as usize / rows);
+            (1..=most).rev().find(|columns| columns.is_power_of_two() && n / columns >= busy / 2).unwrap_or(1)
+        }
+    }
 }
