@@ -1,5 +1,5 @@
 //! Text generation against onnxruntime-genai and llama.cpp on SmolLM2-135M, two threads each. Every measurement is a process
-//! of its own; peers take turns, round after round, and of each figure the best round counts. `xtask/python/smollm2_folders.py`
+//! of its own; peers take turns, round after round, and of each figure the best round counts. `bench/smollm2_folders.py`
 //! makes the model files once.
 
 use std::collections::BTreeMap;
@@ -17,9 +17,9 @@ use serde_json::json;
 use crate::opened::THREADS;
 use crate::{paths, peak, venv};
 
-const FOLDERS: &str = include_str!("../../python/smollm2_folders.py");
-const PEER: &str = include_str!("../../python/text_peer.py");
-const REQUIREMENTS: &str = include_str!("../../python/requirements_text.txt");
+const FOLDERS: &str = include_str!("../../../bench/smollm2_folders.py");
+const PEER: &str = include_str!("../../../bench/text_peer.py");
+const REQUIREMENTS: &str = include_str!("../../../bench/requirements_text.txt");
 
 /// Runs of each kind inside a process; the median counts.
 const RUNS: usize = 3;
