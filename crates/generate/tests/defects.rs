@@ -14,7 +14,7 @@ use precast_onnx::proto::{
 };
 use proptest::prelude::*;
 use prost::Message;
-use support::{data, model, model_with, overlay};
+use support::{cases, check, data, model, model_with, overlay, params};
 
 /// Greedy options of a model, without an end.
 fn endless(model: &TextModel, count: usize) -> GeneratorParams {
@@ -37,6 +37,36 @@ const RAGGED: [&[u32]; 3] = [&[52], &[5, 6, 7, 8], &[100, 7, 33, 250, 12, 9, 77,
 
 /// Ladders in which nearly every step has filler rows and filler tokens.
 const WASTEFUL: &str = r#"{"length_buckets":[7,16],"chunk":16,"row_buckets":[5],"kv_capacity_buckets":[30,64]}"#;
+
+/// Holds an edge case to its tokens, in wasteful Programs and in chunks too.
+fn check_edge_case(id: &str) {
+    let case = cases("edge_cases.json").into_iter().find(|case| case["id"] == id).unwrap();
+    for tuning in ["{}", WASTEFUL] {
+        let model = model_with(case["model"].as_str().unwrap(), tuning);
+        for chunk in [None, Some(1), Some(3)] {
+            let mut params = params(&model, &case);
+            params.search.chunk_size = chunk;
+            check(&model, &params, &case, &format!("{tuning} in chunks of {chunk:?}"));
+        }
+    }
+}
+
+#[test]
+fn defect_01_a_prompt_that_ends_with_the_pad_or_end_token_is_read_to_its_end() {
+    check_edge_case("edge/llama-pad-last");
+    check_edge_case("edge/llama-eos-in-prompt");
+}
+
+#[test]
+fn defect_02_a_prompt_of_pads_alone_is_content() {
+    check_edge_case("edge/llama-pad-all");
+}
+
+#[test]
+fn defect_03_rows_are_never_padded() {
+    check_edge_case("edge/qwen3-ragged-batch");
+    check_edge_case("edge/phi3-ragged-pad-content");
+}
 
 #[test]
 fn defect_04_rewinding_one_row_of_a_ragged_batch_touches_no_other() {
