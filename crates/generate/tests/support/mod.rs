@@ -80,9 +80,9 @@ pub fn params(model: &TextModel, case: &Value) -> GeneratorParams {
     params
 }
 
-/// All cases that have prompts: those that were shipped, and our own for int32 ids and caches in one tensor.
+/// All cases that have prompts: those that were shipped, our own for int32 ids and caches in one tensor, and those of families.
 pub fn prompt_cases() -> Vec<Value> {
-    let files = ["golden.json", "edge_cases.json", "own_cases.json"];
+    let files = ["golden.json", "edge_cases.json", "own_cases.json", "family_cases.json"];
     files.into_iter().flat_map(cases).filter(|case| case.get("prompts").is_some()).collect()
 }
 
