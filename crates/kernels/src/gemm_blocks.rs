@@ -280,15 +280,31 @@ fn multiply_as_packed(
                 target.copy_from_slice(&products[..width]);
             });
         }
-        for row in 0..m {
-            // SAFETY: as above.
-            let target = unsafe { c.slice(row * n + columns.start, columns.len()) };
-            if let Bias::Columns(bias) = epilogue.bias {
-                crate::epilogue::add_residual(isa, &bias[columns.clone()], target);
-            }
-            epilogue.end_row(isa, row * n + columns.start, target);
-        }
+        // SAFETY: as above.
+        unsafe { end_columns(isa, epilogue, n, 0..m, columns, &c) };
     });
+}
+
+/// Does what follows a product to some columns of some rows of the result, which has `n` columns.
+///
+/// # Safety
+/// Nobody else may use these columns of these rows meanwhile.
+pub(crate) unsafe fn end_columns(
+    isa: Isa,
+    epilogue: &Epilogue,
+    n: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    c: &SharedMut<'_, f32>,
+) {
+    for row in rows {
+        // SAFETY: the caller's promise.
+        let target = unsafe { c.slice(row * n + columns.start, columns.len()) };
+        if let Bias::Columns(bias) = epilogue.bias {
+            crate::epilogue::add_residual(isa, &bias[columns.clone()], target);
+        }
+        epilogue.end_row(isa, row * n + columns.start, target);
+    }
 }
 
 /// Rows of x with zeros up to the end of the last block, and the sum of each block.

@@ -7,8 +7,8 @@
 
 use std::ops::Range;
 
-use crate::epilogue::{Bias, Epilogue};
-use crate::gemm_blocks::{BlockWeights, COLUMNS, Code};
+use crate::epilogue::Epilogue;
+use crate::gemm_blocks::{BlockWeights, COLUMNS, Code, end_columns};
 use crate::gemm_blocks_int_line::multiply_tile;
 use crate::gemm_drive::SPLIT_NS;
 use crate::isa::{Exec, Isa};
@@ -151,14 +151,8 @@ fn multiply_task(
             }
         }
     }
-    for row in rows {
-        // SAFETY: as above.
-        let target = unsafe { c.slice(row * n + columns.start, columns.len()) };
-        if let Bias::Columns(bias) = epilogue.bias {
-            crate::epilogue::add_residual(isa, &bias[columns.clone()], target);
-        }
-        epilogue.end_row(isa, row * n + columns.start, target);
-    }
+    // SAFETY: as above.
+    unsafe { end_columns(isa, epilogue, n, rows, columns, c) };
 }
 
 /// Rows as tiles, those of the most rows first.

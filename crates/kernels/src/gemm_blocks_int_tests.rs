@@ -1,7 +1,7 @@
 //! Products with rows of 8 bits against a plain loop over the same bytes, bit by bit, and against f64 within what bytes lose.
 
 use super::*;
-use crate::epilogue::Activation;
+use crate::epilogue::{Activation, Bias};
 use crate::gemm_blocks::tests::Case;
 use crate::isa::Isa;
 use crate::pool::ThreadPool;

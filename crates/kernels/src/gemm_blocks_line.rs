@@ -47,6 +47,28 @@ pub(crate) fn multiply_panel(
     }
 }
 
+/// One row times the columns of one panel, number by number: also where numbers of the row are none, or infinite.
+pub(crate) fn multiply_any(weights: &BlockWeights, words: &[u32], x: &[f32], products: &mut [f32; COLUMNS]) {
+    products.fill(0.0);
+    for (words, x) in words.chunks_exact(weights.block_words()).zip(x.chunks(weights.block)) {
+        let block = Block::of(weights, words);
+        for (at, &x) in x.iter().enumerate() {
+            let words = &block.levels[at / weights.per_word()];
+            let place = (at % weights.per_word()) as u32;
+            for (lane, product) in products.iter_mut().enumerate() {
+                let number = match weights.code.bits() {
+                    4 => number::<4>(words[lane], place, origin(weights.code)),
+                    8 => number::<8>(words[lane], place, origin(weights.code)),
+                    _ => number::<16>(words[lane], place, origin(weights.code)),
+                };
+                let scale = block.scales.map_or(1.0, |scales| f32::from_bits(scales[lane]));
+                let shift = block.shifts.map_or(0.0, |shifts| f32::from_bits(shifts[lane]));
+                *product += (number * scale + shift) * x;
+            }
+        }
+    }
+}
+
 /// One, two or four rows from `first` on. Gives how many.
 fn multiply_some(
     isa: Isa,

@@ -41,7 +41,7 @@ impl Case {
         level * f64::from(self.scales[block])
     }
 
-    fn run(&self, exec: &Exec, m: usize, x: &[f32], epilogue: &Epilogue) -> Vec<f32> {
+    pub(crate) fn run(&self, exec: &Exec, m: usize, x: &[f32], epilogue: &Epilogue) -> Vec<f32> {
         let mut c = vec![f32::NAN; m * self.weights.n];
         let mut scratch = vec![f32::NAN; gemm_blocks_scratch_len(exec.isa(), exec.threads(), &self.weights, m)];
         gemm_blocks(*exec, &self.weights, m, x, &self.packed, epilogue, &mut c, &mut scratch);

@@ -35,6 +35,9 @@ pub mod gather;
 pub mod gather_concat;
 pub mod gemm;
 pub mod gemm_blocks;
+pub mod gemm_blocks_digits;
+#[cfg(target_arch = "x86_64")]
+mod gemm_blocks_digits_x86;
 pub mod gemm_blocks_int;
 mod gemm_blocks_int_line;
 #[cfg(target_arch = "x86_64")]

@@ -4,6 +4,7 @@ use precast_ir::op::{Dequantize, Matmul, Unpack};
 use precast_ir::{Graph, Op, ValueId};
 use precast_kernels::epilogue::{self, Bias};
 use precast_kernels::gemm_blocks::{BlockWeights, Code, gemm_blocks, gemm_blocks_scratch_len};
+use precast_kernels::gemm_blocks_digits::{gemm_blocks_digits, gemm_blocks_digits_scratch_len};
 use precast_kernels::gemm_blocks_int::{gemm_blocks_int, gemm_blocks_int_scratch_len};
 use precast_tensor::{DType, Tensor};
 
@@ -49,14 +50,14 @@ pub fn lower_product(
         reads.len() - 1
     };
     let (bias, residual) = (epilogue.bias.map(&mut push), epilogue.residual.map(&mut push));
-    let quantises_rows = machine.quantises_rows && weights.takes_byte_rows();
-    let scratch_bytes = match quantises_rows {
-        true => gemm_blocks_int_scratch_len(&weights, m) * size_of::<u32>(),
-        false => gemm_blocks_scratch_len(machine.isa, machine.threads, &weights, m) * size_of::<f32>(),
+    let rows = Rows::of(&weights, m, machine);
+    let scratch_bytes = match rows {
+        Rows::Bytes => gemm_blocks_int_scratch_len(&weights, m) * size_of::<u32>(),
+        Rows::Digits => gemm_blocks_digits_scratch_len(machine.threads, &weights, m) * size_of::<u32>(),
+        Rows::Floats => gemm_blocks_scratch_len(machine.isa, machine.threads, &weights, m) * size_of::<f32>(),
     };
-    let rows = if quantises_rows { "+int8_rows" } else { "" };
     Lowered {
-        kernel: format!("{kernel}.{}bit{rows}{}", weights.code.bits(), epilogue.suffix()),
+        kernel: format!("{kernel}.{}bit{}{}", weights.code.bits(), rows.suffix(), epilogue.suffix()),
         reads,
         scratch_bytes,
         run: Box::new(move |args, exec| {
@@ -64,15 +65,52 @@ pub fn lower_product(
             let residual = residual.map(|read| args.read::<f32>(read));
             let epilogue = epilogue::Epilogue { bias, residual, ..constant_part };
             let (x, packed, c) = (args.read::<f32>(0), args.read::<u32>(1), args.write::<f32>(0));
-            if quantises_rows {
-                let scratch: &mut [u32] = if scratch_bytes > 0 { args.write(1) } else { &mut [] };
-                gemm_blocks_int(exec, &weights, m, x, packed, &epilogue, c, scratch);
-            } else {
-                let scratch: &mut [f32] = if scratch_bytes > 0 { args.write(1) } else { &mut [] };
-                gemm_blocks(exec, &weights, m, x, packed, &epilogue, c, scratch);
+            match rows {
+                Rows::Bytes => {
+                    let scratch: &mut [u32] = if scratch_bytes > 0 { args.write(1) } else { &mut [] };
+                    gemm_blocks_int(exec, &weights, m, x, packed, &epilogue, c, scratch);
+                }
+                Rows::Digits => {
+                    let scratch: &mut [u32] = if scratch_bytes > 0 { args.write(1) } else { &mut [] };
+                    gemm_blocks_digits(exec, &weights, m, x, packed, &epilogue, c, scratch);
+                }
+                Rows::Floats => {
+                    let scratch: &mut [f32] = if scratch_bytes > 0 { args.write(1) } else { &mut [] };
+                    gemm_blocks(exec, &weights, m, x, packed, &epilogue, c, scratch);
+                }
             }
             Ok(())
         }),
+    }
+}
+
+/// What the rows of a product become before they are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rows {
+    /// They stay as they are.
+    Floats,
+    /// Integers of 24 bits, three bytes each: as exact as f32.
+    Digits,
+    /// One byte each, which was asked for.
+    Bytes,
+}
+
+impl Rows {
+    fn of(weights: &BlockWeights, m: usize, machine: Machine) -> Rows {
+        match machine.quantises_rows && weights.takes_byte_rows() {
+            true => Rows::Bytes,
+            false if !machine.is_strict && weights.takes_digits(machine.isa, m) => Rows::Digits,
+            false => Rows::Floats,
+        }
+    }
+
+    /// What the name of the kernel says of them.
+    fn suffix(self) -> &'static str {
+        match self {
+            Rows::Floats => "",
+            Rows::Digits => "+digits",
+            Rows::Bytes => "+int8_rows",
+        }
     }
 }
 
