@@ -19,8 +19,8 @@ use crate::pool::{SharedMut, even_parts, share};
 use crate::scratch_slots::ScratchSlots;
 use crate::simd::ELEMENTS_PER_TASK_MIN;
 
-/// Rows that are multiplied together.
-pub(crate) const HEIGHT_MAX: usize = 4;
+/// Rows that are multiplied together: their sums fill the registers.
+pub(crate) const HEIGHT_MAX: usize = 3;
 /// Columns of a panel: two of those that are packed.
 pub(crate) const WIDTH: usize = 2 * COLUMNS;
 /// Successive k of a row that share a unit.
@@ -31,7 +31,7 @@ pub(crate) const DIGITS: usize = 3;
 const PER_WORD: usize = 4;
 /// Words of each digit of a span.
 pub(crate) const GROUPS: usize = SPAN / PER_WORD;
-/// Words of a span of a row: its unit, its sum, and the digits.
+/// Words of a span of a row: its unit, its sum, and each digit of all groups, from the lowest on.
 pub(crate) const SPAN_WORDS: usize = 2 + GROUPS * DIGITS;
 /// Lines of `WIDTH` words of a span of a panel: what the sums of the highest digit start from, scales, shifts, and levels.
 pub(crate) const SPAN_LINES: usize = 3 + GROUPS;
@@ -50,7 +50,7 @@ const ROWS_MIN: usize = 6;
 /// Words of rows of a task: they stay in a second-level cache while panels pass by.
 const TASK_WORDS_MAX: usize = 1 << 17;
 /// Rows for each thread from which on rows are divided, not panels.
-const DIVIDED_ROWS_MIN: usize = 4 * HEIGHT_MAX;
+const DIVIDED_ROWS_MIN: usize = 16;
 
 impl BlockWeights {
     /// Whether so many rows are multiplied by their digits.
@@ -208,17 +208,16 @@ impl Product<'_> {
 
     /// Some rows, of which `words` has the digits, times some panels, with what follows.
     fn run(&self, rows: Range<usize>, words: &[u32], panels: Range<usize>, scratch: &mut [u32]) {
-        let (weights, n) = (self.weights, self.weights.n);
+        let (weights, n, row_words) = (self.weights, self.weights.n, self.weights.digit_row_words());
         let mut products = [[0.0; WIDTH]; HEIGHT_MAX];
         for panel in panels.clone() {
             expand_panel(weights, self.packed_of(panel), scratch);
             let (next, tile_count) = (self.packed_of(panel + 1), rows.len().div_ceil(HEIGHT_MAX));
             let columns = panel * WIDTH..n.min((panel + 1) * WIDTH);
             for (number, tile) in tiles(rows.len()).enumerate() {
-                // A few lines at a time: a core waits when it has asked for as many as it can remember.
-                ask_for(&next[share(next.len(), tile_count, number)]);
-                let row_words = weights.digit_row_words();
-                multiply_tile(weights, scratch, &words[tile.start * row_words..tile.end * row_words], &mut products);
+                let words = &words[tile.start * row_words..tile.end * row_words];
+                let next = &next[share(next.len(), tile_count, number)];
+                multiply_tile(weights, scratch, words, next, &mut products);
                 for (row, products) in tile.map(|row| rows.start + row).zip(&mut products) {
                     if products[0].is_nan() {
                         self.multiply_any(row, panel, products);
@@ -273,8 +272,7 @@ pub(crate) fn unit_and_factor(largest: u32) -> (u32, u32) {
 #[cfg(target_arch = "x86_64")]
 use crate::gemm_blocks_digits_x86 as x86;
 
-/// A tile of rows as digits: those of a span of all rows lie together. Units come first, one a row, then sums; then, for
-/// each group of four k and each digit from the lowest on, the words of all rows.
+/// A tile of rows as digits: those of a span of all rows lie together, row after row.
 fn digitise_tile(weights: &BlockWeights, x: &[f32], words: &mut [u32]) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: `takes_digits` asked for the instructions, and an `Isa` reaches a kernel only through `Exec`, which checked that
@@ -297,23 +295,21 @@ fn expand_panel(weights: &BlockWeights, packed: &[u32], target: &mut [u32]) {
     unreachable!("{weights:?}, {}, {}: as above", packed.len(), target.len());
 }
 
-/// Asks for words that are read soon.
-fn ask_for(words: &[u32]) {
-    #[cfg(target_arch = "x86_64")]
-    x86::ask_for(words);
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = words;
-}
-
-/// A tile of rows times a wide panel.
-fn multiply_tile(weights: &BlockWeights, panel: &[u32], rows: &[u32], products: &mut [[f32; WIDTH]; HEIGHT_MAX]) {
+/// A tile of rows times a wide panel. Memory of `next` is asked for meanwhile.
+fn multiply_tile(
+    weights: &BlockWeights,
+    panel: &[u32],
+    rows: &[u32],
+    next: &[u32],
+    products: &mut [[f32; WIDTH]; HEIGHT_MAX],
+) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as above.
     unsafe {
-        x86::multiply_tile(weights, panel, rows, products);
+        x86::multiply_tile(weights, panel, rows, next, products);
     }
     #[cfg(not(target_arch = "x86_64"))]
-    unreachable!("{weights:?}, {}, {}, {}: as above", panel.len(), rows.len(), products.len());
+    unreachable!("{weights:?}, {}, {}, {}, {}: as above", panel.len(), rows.len(), next.len(), products.len());
 }
 
 #[cfg(all(test, target_arch = "x86_64"))]

@@ -21,18 +21,17 @@ pub(crate) fn multiply_tile(
     weights: &BlockWeights,
     panel: &[u32],
     rows: &[u32],
+    next: &[u32],
     products: &mut [[f32; WIDTH]; HEIGHT_MAX],
 ) {
     let (is_wide, has_shifts) = (weights.code.bits() == 8, weights.adds_sums());
     match (rows.len() / (panel.len() / (SPAN_LINES * WIDTH) * SPAN_WORDS), is_wide) {
-        (4, false) => multiply::<4, false>(has_shifts, panel, rows, products),
-        (3, false) => multiply::<3, false>(has_shifts, panel, rows, products),
-        (2, false) => multiply::<2, false>(has_shifts, panel, rows, products),
-        (1, false) => multiply::<1, false>(has_shifts, panel, rows, products),
-        (4, true) => multiply::<4, true>(has_shifts, panel, rows, products),
-        (3, true) => multiply::<3, true>(has_shifts, panel, rows, products),
-        (2, true) => multiply::<2, true>(has_shifts, panel, rows, products),
-        (1, true) => multiply::<1, true>(has_shifts, panel, rows, products),
+        (3, false) => multiply::<3, false>(has_shifts, panel, rows, next, products),
+        (2, false) => multiply::<2, false>(has_shifts, panel, rows, next, products),
+        (1, false) => multiply::<1, false>(has_shifts, panel, rows, next, products),
+        (3, true) => multiply::<3, true>(has_shifts, panel, rows, next, products),
+        (2, true) => multiply::<2, true>(has_shifts, panel, rows, next, products),
+        (1, true) => multiply::<1, true>(has_shifts, panel, rows, next, products),
         (height, _) => unreachable!("a tile of {height} rows"),
     }
 }
@@ -43,20 +42,23 @@ fn multiply<const ROWS: usize, const IS_WIDE: bool>(
     has_shifts: bool,
     panel: &[u32],
     rows: &[u32],
+    next: &[u32],
     products: &mut [[f32; WIDTH]; HEIGHT_MAX],
 ) {
     let mut totals = [[_mm512_setzero_ps(); VECTORS]; ROWS];
     let spans = panel.chunks_exact(SPAN_LINES * WIDTH).zip(rows.chunks_exact(ROWS * SPAN_WORDS));
-    for (panel, rows) in spans {
+    for (number, (panel, rows)) in spans.enumerate() {
+        // One line at a time: a core waits when it has asked for as many as it can remember.
+        _mm_prefetch::<_MM_HINT_T1>(next.as_ptr().wrapping_add(number * COLUMNS).cast());
         let line = |line: usize| -> [__m512i; VECTORS] {
             // SAFETY: a line is `VECTORS` times sixteen words, and there are `SPAN_LINES`.
             std::array::from_fn(|vector| unsafe {
                 _mm512_loadu_si512(panel.as_ptr().add(line * WIDTH + vector * COLUMNS).cast())
             })
         };
-        let word = |at: usize| {
+        let word = |row: usize, at: usize| {
             // SAFETY: there are `ROWS` times `SPAN_WORDS` words.
-            unsafe { *rows.as_ptr().add(at) }
+            unsafe { *rows.as_ptr().add(row * SPAN_WORDS + at) }
         };
         let mut sums = [[[_mm512_setzero_si512(); VECTORS]; DIGITS]; ROWS];
         let starts = line(0);
@@ -67,7 +69,7 @@ fn multiply<const ROWS: usize, const IS_WIDE: bool>(
             let levels = line(3 + group);
             for row in 0..ROWS {
                 for digit in 0..DIGITS {
-                    let bytes = _mm512_set1_epi32(word((2 + group * DIGITS + digit) * ROWS + row) as i32);
+                    let bytes = _mm512_set1_epi32(word(row, 2 + digit * GROUPS + group) as i32);
                     for vector in 0..VECTORS {
                         let sum = &mut sums[row][digit][vector];
                         *sum = _mm512_dpbusd_epi32(*sum, bytes, levels[vector]);
@@ -77,7 +79,7 @@ fn multiply<const ROWS: usize, const IS_WIDE: bool>(
         }
         let (scales, shifts) = (line(1), line(2));
         for row in 0..ROWS {
-            let (unit, sum) = (_mm512_set1_ps(f32::from_bits(word(row))), word(ROWS + row));
+            let (unit, sum) = (_mm512_set1_ps(f32::from_bits(word(row, 0))), word(row, 1));
             for vector in 0..VECTORS {
                 let [low, middle, high] = std::array::from_fn(|digit| sums[row][digit][vector]);
                 let low = _mm512_add_epi32(low, _mm512_slli_epi32::<8>(middle));
@@ -103,14 +105,6 @@ fn multiply<const ROWS: usize, const IS_WIDE: bool>(
             // SAFETY: sixteen of `WIDTH` floats.
             unsafe { _mm512_storeu_ps(products.as_mut_ptr().add(vector * COLUMNS), totals[vector]) };
         }
-    }
-}
-
-/// Asks for words that are read soon.
-pub(crate) fn ask_for(words: &[u32]) {
-    for line in words.chunks(COLUMNS) {
-        // SAFETY: asking for memory reads nothing, and every x86-64 has the instruction.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
     }
 }
 
@@ -190,14 +184,14 @@ fn starts_of(bytes: &[__m512i; GROUPS]) -> __m512i {
     _mm512_sub_epi32(_mm512_setzero_si512(), sum)
 }
 
-/// As its caller: a tile of at most `HEIGHT_MAX` rows.
+/// As its caller.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
 pub(crate) fn digitise_tile(weights: &BlockWeights, x: &[f32], words: &mut [u32]) {
     let (k, is_halved, has_sums) = (weights.k, weights.code.bits() == 4, weights.adds_sums());
     let height = x.len() / k;
-    for (number, words) in words.chunks_exact_mut(height * SPAN_WORDS).enumerate() {
-        let mut digits = [[_mm256_setzero_si256(); HEIGHT_MAX]; DIGITS];
-        for (row, x) in x.chunks_exact(k).enumerate() {
+    let (spans, _) = words.as_chunks_mut::<SPAN_WORDS>();
+    for (row, x) in x.chunks_exact(k).enumerate() {
+        for (number, words) in spans.iter_mut().skip(row).step_by(height).enumerate() {
             let some = x.get(number * SPAN..).unwrap_or_default();
             let span = match some.first_chunk::<SPAN>() {
                 Some(whole) => digitise_span(whole, is_halved, has_sums),
@@ -207,54 +201,11 @@ pub(crate) fn digitise_tile(weights: &BlockWeights, x: &[f32], words: &mut [u32]
                     digitise_span(&padded, is_halved, has_sums)
                 }
             };
-            (words[row], words[height + row]) = (span.unit, span.sum);
-            for digit in 0..DIGITS {
-                digits[digit][row] = span.digits[digit];
+            (words[0], words[1]) = (span.unit, span.sum);
+            for (digit, words) in span.digits.into_iter().zip(words[2..].as_chunks_mut::<GROUPS>().0) {
+                // SAFETY: eight words.
+                unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), digit) };
             }
-        }
-        let words = &mut words[2 * height..];
-        for (digit, rows) in digits.iter().enumerate() {
-            match <&mut [u32; HEIGHT_MAX * DIGITS * GROUPS]>::try_from(&mut *words) {
-                Ok(words) => store_four(rows, digit, words),
-                Err(_) => store_some(&rows[..height], digit, words),
-            }
-        }
-    }
-}
-
-/// The words of a digit of four rows, group after group.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2")]
-fn store_four(rows: &[__m256i; HEIGHT_MAX], digit: usize, words: &mut [u32; HEIGHT_MAX * DIGITS * GROUPS]) {
-    let [a, b, c, d] = *rows;
-    let (ab_low, ab_high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-    let (cd_low, cd_high) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
-    let pairs = [
-        _mm256_unpacklo_epi64(ab_low, cd_low),
-        _mm256_unpackhi_epi64(ab_low, cd_low),
-        _mm256_unpacklo_epi64(ab_high, cd_high),
-        _mm256_unpackhi_epi64(ab_high, cd_high),
-    ];
-    for (group, pair) in pairs.into_iter().enumerate() {
-        let halves = [_mm256_castsi256_si128(pair), _mm256_extracti128_si256::<1>(pair)];
-        for (half, value) in halves.into_iter().enumerate() {
-            let at = ((group + half * GROUPS / 2) * DIGITS + digit) * HEIGHT_MAX;
-            // SAFETY: four words of a group, of which there are as many as the array has.
-            unsafe { _mm_storeu_si128(words[at..at + HEIGHT_MAX].as_mut_ptr().cast(), value) };
-        }
-    }
-}
-
-/// As `store_four`, of fewer rows.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2")]
-fn store_some(rows: &[__m256i], digit: usize, words: &mut [u32]) {
-    for (row, value) in rows.iter().enumerate() {
-        let mut groups = [0_u32; GROUPS];
-        // SAFETY: eight words.
-        unsafe { _mm256_storeu_si256(groups.as_mut_ptr().cast(), *value) };
-        for (group, word) in groups.into_iter().enumerate() {
-            words[(group * DIGITS + digit) * rows.len() + row] = word;
         }
     }
 }
