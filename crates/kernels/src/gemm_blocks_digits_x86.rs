@@ -48,8 +48,10 @@ fn multiply<const ROWS: usize, const IS_WIDE: bool>(
     let mut totals = [[_mm512_setzero_ps(); VECTORS]; ROWS];
     let spans = panel.chunks_exact(SPAN_LINES * WIDTH).zip(rows.chunks_exact(ROWS * SPAN_WORDS));
     for (number, (panel, rows)) in spans.enumerate() {
-        // One line at a time: a core waits when it has asked for as many as it can remember.
-        _mm_prefetch::<_MM_HINT_T1>(next.as_ptr().wrapping_add(number * COLUMNS).cast());
+        // Two lines at a time: a core waits when it has asked for as many as it can remember.
+        for line in [2 * number, 2 * number + 1] {
+            _mm_prefetch::<_MM_HINT_T1>(next.as_ptr().wrapping_add(line * COLUMNS).cast());
+        }
         let line = |line: usize| -> [__m512i; VECTORS] {
             // SAFETY: a line is `VECTORS` times sixteen words, and there are `SPAN_LINES`.
             std::array::from_fn(|vector| unsafe {

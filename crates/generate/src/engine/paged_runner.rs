@@ -242,7 +242,7 @@ struct Job<'r> {
 
 /// Rows with one new token that are a Program's of their own, at least: every Program reads all weights, and those of f32 take
 /// as long to read as to multiply with some ten rows.
-const ROWS_OF_PART_MIN: usize = 16;
+const ROWS_OF_PART_MIN: usize = 12;
 
 /// Rows that lie in successive slots as parts, one for each of so many threads at most. All parts but the last fill a Program,
 /// and the last one's filler lies in slots that there are.
