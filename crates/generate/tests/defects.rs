@@ -269,23 +269,6 @@ fn defect_24_31_caches_have_the_bytes_that_are_said() {
 }
 
 #[test]
-fn defect_32_what_filler_rows_hold_leaves_no_trace() {
-    let wasteful = model_with("llama-fp32", WASTEFUL);
-    let prompts: [&[u32]; 2] = [&[5, 6, 7, 8], &[9, 10, 11]];
-    let mut first = Generator::new(&wasteful, endless(&wasteful, 4)).unwrap();
-    first.append(&prompts).unwrap();
-    let expected = first.logits(0).unwrap().to_vec();
-    // The other row, whose tokens are the filler of shared Programs, is another one.
-    let mut second = Generator::new(&wasteful, endless(&wasteful, 4)).unwrap();
-    second.append(&[prompts[0], &[300, 2, 319, 1, 0]]).unwrap();
-    assert_eq!(second.logits(0).unwrap(), expected);
-    for _ in 0..4 {
-        assert_eq!(first.next().unwrap()[0].id, second.next().unwrap()[0].id);
-        assert_eq!(first.logits(0).unwrap(), second.logits(0).unwrap());
-    }
-}
-
-#[test]
 fn forks_scores_and_draws_belong_to_their_row() {
     let model = model("llama-fp32");
     let mut params = endless(&model, 8).temperature(1.5).top_k(0).seed(7);
