@@ -47,7 +47,7 @@ pub struct StepToken {
     pub id: u32,
     /// Text that is complete with it; empty without a tokenizer.
     pub text: String,
-    /// The logarithm of its probability before any rule, and the likeliest tokens with theirs, where asked for.
+    /// The logarithm of its probability, and the likeliest tokens with theirs, where asked for.
     pub logprobs: Option<(f64, Vec<(u32, f64)>)>,
     /// Why the row ended with it, if it did.
     pub finished: Option<FinishReason>,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::engine::guidance::{GuidanceError, Guide, TokenMask};
 use crate::search::{
-    Draw, FinishReason, GeneratorParams, History, ParamsError, RuleError, StopMatcher, apply_rules_within, choose,
-    choose_likeliest, log_softmax_at, top_logprobs, uniform,
+    Draw, FinishReason, GeneratorParams, History, LogprobsMode, ParamsError, RuleError, StopMatcher,
+    apply_rules_within, choose, choose_likeliest, log_softmax_at, processed_logprobs, top_logprobs, uniform,
 };
 use crate::text_stream::TextStream;
 use crate::tokenizer::Tokenizer;
@@ -22,7 +22,7 @@ pub enum ChoiceError {
     Guidance(#[from] GuidanceError),
 }
 
-/// The logarithm of a token's probability before any rule, and the likeliest tokens with theirs.
+/// The logarithm of a token's probability, before any rule or after all of them, and the likeliest tokens with theirs.
 pub type Logprobs = (f64, Vec<(u32, f64)>);
 
 /// A token that was chosen and is part of the row from now on.
@@ -197,7 +197,11 @@ impl RowSearch {
         let (stream, return_index) = (self.stream, self.return_index);
         let draw = Draw { stream, return_index, position: tokens.len() as u32 };
         let id = choose(&logits, params, || uniform(self.options.seed, draw)).token;
-        Ok((id, params.logprobs.map(|count| (log_softmax_at(raw, id), top_logprobs(raw, count)))))
+        let logprobs = |count: usize| match params.logprobs_mode {
+            LogprobsMode::Raw => (log_softmax_at(raw, id), top_logprobs(raw, count)),
+            LogprobsMode::Processed => processed_logprobs(&logits, params, id, count),
+        };
+        Ok((id, params.logprobs.map(logprobs)))
     }
 
     /// The token that must come next, if the grammar allows only one and nothing is wanted of its scores. Choosing it by

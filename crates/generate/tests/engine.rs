@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use precast::generate::config::{Folder, SpeculativeConfig};
 use precast::generate::engine::{EngineError, Event, Guidance, Request, RequestHandle, complete};
-use precast::generate::{Engine, EngineOptions, FinishReason, GeneratorParams, TextModel, Tokenizer, generate};
+use precast::generate::{
+    Engine, EngineOptions, FinishReason, Generator, GeneratorParams, LogprobsMode, TextModel, Tokenizer, generate,
+};
 use precast::{TextOptions, open_text_model};
 use serde_json::Value;
 use support::{cases, data, model, model_with, overlay, params, rows};
@@ -621,6 +623,34 @@ fn log_probabilities_are_those_of_a_distribution() {
         seen += 1;
     }
     assert_eq!(seen, 12);
+}
+
+#[test]
+fn processed_log_probabilities_are_those_of_what_may_be_drawn() {
+    let model = model("phi3-fp32");
+    let engine = engine(&model, options(&model));
+    let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(12);
+    params = params.temperature(0.7).top_k(3).seed(5);
+    (params.logprobs, params.logprobs_mode, params.ignore_eos) = (Some(20), LogprobsMode::Processed, true);
+    let prompt: &[u32] = &[5, 6, 7, 5, 6];
+    let handle = engine.submit(Request::new(prompt.to_vec(), params.clone())).unwrap();
+    let mut told = Vec::new();
+    for event in handle.events() {
+        let Event::Token(token) = event else { continue };
+        let (logprob, top) = token.logprobs.unwrap();
+        // All three that may be drawn, which share what there is, and the drawn one among them.
+        assert!(top.len() == 3 && top.contains(&(token.id, logprob)), "{top:?}");
+        assert!((top.iter().map(|(_, logprob)| logprob.exp()).sum::<f64>() - 1.0).abs() < 1e-9, "{top:?}");
+        told.push((token.id, logprob));
+    }
+    assert_eq!(told.len(), 12);
+    let mut generator = Generator::new(&model, params).unwrap();
+    generator.append(&[prompt]).unwrap();
+    for (id, logprob) in told {
+        let token = generator.next().unwrap().remove(0);
+        assert_eq!(token.id, id);
+        assert!((token.logprobs.unwrap().0 - logprob).abs() < 1e-4);
+    }
 }
 
 #[test]

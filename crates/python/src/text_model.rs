@@ -209,7 +209,7 @@ impl Token {
         &self.0.text
     }
 
-    /// The logarithm of its probability before any rule, where asked for.
+    /// The logarithm of its probability, where asked for: before any rule, or with `logprobs_mode` of `processed` after all.
     #[getter]
     fn logprob(&self) -> Option<f64> {
         self.0.logprobs.as_ref().map(|(logprob, _)| *logprob)

@@ -90,6 +90,17 @@ def test_logprobs_and_logits(model):
     assert token.top_logprobs[0] == (token.id, pytest.approx(token.logprob))
 
 
+def test_logprobs_of_what_may_be_drawn(model):
+    options = dict(max_new_tokens=1, logprobs=5, temperature=1.0, top_k=2, seed=3)
+    counts = []
+    for mode in ["raw", "processed"]:
+        generator = precast.generate.Generator(model, logprobs_mode=mode, **options)
+        generator.append_tokens(PROMPT)
+        (token,) = generator.generate_next_token()
+        counts.append(len(token.top_logprobs))
+    assert counts == [5, 2]
+
+
 def test_devices_are_named_by_any_alias_and_unknown_ones_refused(text_folder):
     config = precast.generate.Config(text_folder)
     config.clear_providers()

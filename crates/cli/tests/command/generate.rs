@@ -50,6 +50,20 @@ fn batches_and_beams_print_a_line_an_answer() {
 }
 
 #[test]
+fn log_probabilities_are_the_models_or_those_of_what_may_be_drawn() {
+    let bench = Bench::new();
+    let tops = |more: &str| {
+        let arguments =
+            format!("--tokens 5,6,7,8 -n 1 --temperature 1 --top-k 2 --seed 3 --logprobs 5 {more} --json --quiet");
+        let json: Value = serde_json::from_str(&run(&bench, "generate", "llama-fp32", &arguments).stdout).unwrap();
+        json["logprobs"][0]["top"].as_array().unwrap().len()
+    };
+    assert_eq!((tops(""), tops("--logprobs-mode raw"), tops("--logprobs-mode processed")), (5, 5, 2));
+    let outcome = run(&bench, "generate", "llama-fp32", "--tokens 5 --logprobs 2 --logprobs-mode cooked --quiet");
+    assert!(outcome.exit == 2 && outcome.stderr.contains("raw, processed"), "{}", outcome.stderr);
+}
+
+#[test]
 fn wrong_options_and_configurations_say_what_is_wrong() {
     let bench = Bench::new();
     let outcome = run(&bench, "generate", "llama-fp32", "--tokens 320 --quiet");

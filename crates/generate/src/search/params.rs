@@ -24,10 +24,23 @@ pub struct GeneratorParams {
     pub logit_bias: BTreeMap<u32, f32>,
     /// Likeliest tokens whose log-probabilities each step reports; none unless set.
     pub logprobs: Option<usize>,
+    /// Which probabilities those are of.
+    pub logprobs_mode: LogprobsMode,
     /// Tokens that end sequences are tokens like others.
     pub ignore_eos: bool,
     /// The token that ended a row becomes part of it.
     pub include_stop_token: bool,
+}
+
+/// Which probabilities log-probabilities are of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogprobsMode {
+    /// All tokens by the scores that the model gives, before any rule.
+    #[default]
+    Raw,
+    /// The tokens that may be drawn, after all rules; where the likeliest is taken, all that rules leave.
+    Processed,
 }
 
 /// An option that cannot be.
@@ -44,6 +57,7 @@ const OWN_KEYS: &[&str] = &[
     "frequency_penalty",
     "logit_bias",
     "logprobs",
+    "logprobs_mode",
     "ignore_eos",
     "include_stop_token",
     "n",
@@ -72,6 +86,7 @@ impl GeneratorParams {
             frequency_penalty: 0.0,
             logit_bias: BTreeMap::new(),
             logprobs: None,
+            logprobs_mode: LogprobsMode::Raw,
             ignore_eos: false,
             include_stop_token: false,
         }
@@ -149,6 +164,7 @@ impl GeneratorParams {
             "frequency_penalty" => assign!(self.frequency_penalty),
             "logit_bias" => assign!(self.logit_bias),
             "logprobs" => self.logprobs = Some(serde_json::from_str(json).map_err(refused)?),
+            "logprobs_mode" => assign!(self.logprobs_mode),
             "ignore_eos" => assign!(self.ignore_eos),
             "include_stop_token" => assign!(self.include_stop_token),
             _ => {
@@ -263,6 +279,7 @@ impl GeneratorParams {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::super::rules::test_params as params;
+    use super::LogprobsMode;
 
     #[test]
     fn options_are_set_by_name_and_misspelt_ones_are_errors() {
@@ -275,6 +292,10 @@ mod tests {
         assert_eq!((params.search.top_k, params.search.random_seed, params.logit_bias[&3]), (7, None, 1.5));
         assert_eq!(params.set("topk", "1").unwrap_err().0, "there is no option 'topk'; did you mean 'top_k'?");
         assert!(params.set("top_k", "1.5").unwrap_err().0.starts_with("top_k: '1.5' does not fit"));
+        params.set("logprobs_mode", r#""processed""#).unwrap();
+        assert_eq!(params.logprobs_mode, LogprobsMode::Processed);
+        let error = params.set("logprobs_mode", r#""cooked""#).unwrap_err().0;
+        assert!(error.contains("expected `raw` or `processed`"), "{error}");
     }
 
     #[test]

@@ -264,7 +264,8 @@ class GeneratorParams:
 
     def set_search_options(self, **options: Any) -> None:
         """Sets options by name: those of `genai_config.json`'s `search`, and `max_new_tokens`, `stop`, `min_p`,
-        `presence_penalty`, `frequency_penalty`, `logit_bias`, `logprobs`, `ignore_eos`, `include_stop_token`."""
+        `presence_penalty`, `frequency_penalty`, `logit_bias`, `logprobs`, `logprobs_mode`, `ignore_eos`,
+        `include_stop_token`."""
         self._options.update(options)
 
 
