@@ -429,9 +429,13 @@ struct Ports<'m> {
     outputs: &'m [(OutputRole, DType)],
 }
 
+/// What lies behind the numbers of an input: the least of either integer type, which is no token, position or length. Who reads
+/// past the end of an input fails, or answers wrongly in every test, and not only where memory happens to hold something else.
+const GUARD: u64 = 0x8000_0000_8000_0000;
+
 /// One input of a step.
 pub(crate) enum Input {
-    /// Integers made from the plan.
+    /// Integers made from the plan, and a guard behind them.
     Integers { dtype: DType, shape: Vec<usize>, words: Vec<u64> },
     /// Keys or values where they lie.
     Cache { dtype: DType, layer: usize, half: Half, shape: [usize; 4] },
@@ -512,7 +516,7 @@ impl Input {
             DType::I32 => values.flat_map(|value| (value as i32).to_le_bytes()).collect(),
             _ => values.flat_map(i64::to_le_bytes).collect(),
         };
-        let mut words = vec![0u64; bytes.len().div_ceil(size_of::<u64>())];
+        let mut words = vec![GUARD; bytes.len().div_ceil(size_of::<u64>()) + 1];
         bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(&bytes);
         Input::Integers { dtype, shape, words }
     }

@@ -100,15 +100,34 @@ fn defect_05_chunks_work_for_any_batch() {
     }
 }
 
+/// Ladders under which nearly every input is padded.
+const PADDED: [&str; 3] = ["{}", WASTEFUL, r#"{"length_buckets":[12],"chunk":12,"row_buckets":[8]}"#];
+
 #[test]
-fn defect_06_07_padded_rows_are_read_row_by_row() {
-    for ladders in ["{}", WASTEFUL, r#"{"length_buckets":[12],"chunk":12,"row_buckets":[8]}"#] {
+fn defect_06_padded_rows_are_read_row_by_row() {
+    for ladders in PADDED {
         let model = model_with("qwen2-fp32", ladders);
         assert_eq!(
             answers(&model, &endless(&model, 6), &RAGGED),
             solo(&model, &endless(&model, 6), &RAGGED),
             "{ladders}"
         );
+    }
+}
+
+/// Decoders that are given positions, i64 and i32. What lies behind the numbers of an input is no position, so a step that read
+/// past the end would fail; `cargo xtask sanitize` has this test under AddressSanitizer, where any such read ends it.
+#[test]
+fn defect_07_positions_are_not_read_past_their_end() {
+    let prompts: [&[u32]; 3] = [&[52], &[5, 6, 7, 8], &[10, 7, 33, 50, 12, 9, 77, 31, 64, 5]];
+    for name in ["hunyuan-fp32", "gpt2_like-fp32"] {
+        let plain = model(name);
+        assert!(plain.roles().position_ids.is_some(), "{name}");
+        let expected = solo(&plain, &endless(&plain, 6), &prompts);
+        for ladders in PADDED {
+            let model = model_with(name, ladders);
+            assert_eq!(answers(&model, &endless(&model, 6), &prompts), expected, "{name} {ladders}");
+        }
     }
 }
 
