@@ -31,6 +31,6 @@ pub use config::{Folder, GenerationConfig};
 pub use decoder_state::{StepObserver, StepStats};
 pub use engine::{Engine, EngineOptions};
 pub use generator::{GenerateError, Generator, StepToken};
-pub use search::{FinishReason, GeneratorParams, LogprobsMode};
+pub use search::{FinishReason, GeneratorParams, LogprobsMode, RowSeed};
 pub use text_model::TextModel;
 pub use tokenizer::Tokenizer;

@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use precast::generate::{FinishReason, GenerateError, Generator, GeneratorParams, TextModel, generate};
+use precast::generate::{FinishReason, GenerateError, Generator, GeneratorParams, RowSeed, TextModel, generate};
 use precast::{TextOptions, open_text_model};
 use precast_onnx::proto::{
     AttributeProto, DimensionProto, DimensionValue, GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto,
@@ -308,6 +308,31 @@ fn forks_scores_and_draws_belong_to_their_row() {
     let next: Vec<u32> = generator.next().unwrap().iter().map(|token| token.id).collect();
     assert_eq!(next[1], 86, "the fork goes on as the golden case does");
     assert!(generator.set_logits(0, &[0.0]).is_err() && generator.logits(9).is_err());
+}
+
+#[test]
+fn a_row_with_its_own_seed_draws_as_it_does_alone() {
+    let model = model("llama-fp32");
+    let drawing = || endless(&model, 8).temperature(1.5).top_k(0);
+    let prompts: [&[u32]; 4] = [&[5, 6, 7, 8], &[9, 10], &[9, 10], &[11]];
+    let seeds = [RowSeed::Shared, RowSeed::Own(7), RowSeed::Own(8), RowSeed::FromSystem];
+    let mut params = drawing().seed(3).row_seeds(seeds);
+    params.search.num_return_sequences = 2;
+    let batch = generate(&model, None, &params, &prompts, &mut |_| (), None).unwrap().answers;
+    let told: Vec<u64> = batch.iter().step_by(2).map(|answer| answer.seed.unwrap()).collect();
+    assert_eq!(told[..3], [3, 7, 8]);
+    for (row, seed) in told.into_iter().enumerate() {
+        let mut alone = drawing().seed(seed);
+        alone.search.num_return_sequences = 2;
+        let expected = answers(&model, &alone, &[prompts[row]]);
+        assert_eq!([&batch[2 * row].tokens, &batch[2 * row + 1].tokens], [&expected[0], &expected[1]], "row {row}");
+    }
+    // A row that shares the seed draws what it did without the others' own.
+    let shared = answers(&model, &drawing().seed(3), &prompts);
+    let own_first = [RowSeed::Own(7), RowSeed::Shared, RowSeed::Shared, RowSeed::Shared];
+    assert_eq!(answers(&model, &drawing().seed(3).row_seeds(own_first), &prompts)[1..], shared[1..]);
+    let error = Generator::new(&model, drawing().row_seeds(seeds)).unwrap().append(&prompts[..2]).unwrap_err();
+    assert_eq!(error.to_string(), "row_seeds has 4 seeds and 2 rows were given");
 }
 
 #[test]

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use precast::generate::config::{Folder, SpeculativeConfig};
 use precast::generate::engine::{EngineError, Event, Guidance, Request, RequestHandle, complete};
 use precast::generate::{
-    Engine, EngineOptions, FinishReason, Generator, GeneratorParams, LogprobsMode, TextModel, Tokenizer, generate,
+    Engine, EngineOptions, FinishReason, Generator, GeneratorParams, LogprobsMode, RowSeed, TextModel, Tokenizer,
+    generate,
 };
 use precast::{TextOptions, open_text_model};
 use serde_json::Value;
@@ -651,6 +652,22 @@ fn processed_log_probabilities_are_those_of_what_may_be_drawn() {
         assert_eq!(token.id, id);
         assert!((token.logprobs.unwrap().0 - logprob).abs() < 1e-4);
     }
+}
+
+#[test]
+fn prompts_have_seeds_of_their_own() {
+    let model = model("llama-fp32");
+    let engine = engine(&model, options(&model));
+    let params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(8).temperature(1.5).top_k(0);
+    let prompts: [&[u32]; 3] = [&[5, 6], &[5, 6], &[7]];
+    let seeds = [RowSeed::Own(7), RowSeed::Own(8), RowSeed::FromSystem];
+    let answers = complete(&engine, &params.clone().row_seeds(seeds), None, &prompts, &mut |_| ()).unwrap().answers;
+    for (prompt, answer) in prompts.iter().zip(&answers) {
+        assert_eq!(answer.tokens, alone(&model, &params.clone().seed(answer.seed.unwrap()), prompt));
+    }
+    assert_eq!((answers[0].seed, answers[1].seed), (Some(7), Some(8)));
+    let error = engine.submit(Request::new(vec![5], params.row_seeds(seeds))).map(drop).unwrap_err().to_string();
+    assert_eq!(error, "row_seeds are those of several rows; a request has one seed, random_seed");
 }
 
 #[test]

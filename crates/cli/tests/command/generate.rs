@@ -50,6 +50,35 @@ fn batches_and_beams_print_a_line_an_answer() {
 }
 
 #[test]
+fn lines_of_a_batch_have_seeds_of_their_own() {
+    let bench = Bench::new();
+    let answers = |lines: &str, more: &str| -> Vec<Value> {
+        bench.write("b.jsonl", lines.as_bytes());
+        let arguments = format!("--batch b.jsonl -n 8 --temperature 1.5 --top-k 0 --seed 3 {more} --quiet");
+        let outcome = run(&bench, "generate", "llama-fp32", &arguments);
+        outcome.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let lines = "{\"tokens\":[5,6,7]}\n{\"tokens\":[5,6,7],\"seed\":9}\n{\"tokens\":[5,6,7],\"seed\":-1}\n";
+    let batch = answers(lines, "");
+    let seed = |answer: &Value| answer["seed"].as_u64().unwrap();
+    assert_eq!((seed(&batch[0]), seed(&batch[1])), (3, 9));
+    // Each alone says the same by the seed that was told, and so does an engine.
+    for answer in &batch {
+        let line = format!("{{\"tokens\":[5,6,7],\"seed\":{}}}\n", seed(answer) as i64);
+        if i64::try_from(seed(answer)).is_ok() {
+            assert_eq!(answers(&line, "")[0]["tokens"], answer["tokens"], "{answer}");
+        }
+    }
+    bench.write("o.json", br#"{"speculative": {"ngram_size": 2}}"#);
+    let by_engine = answers(lines, "--overlay o.json");
+    assert_eq!((&by_engine[0]["tokens"], &by_engine[1]["tokens"]), (&batch[0]["tokens"], &batch[1]["tokens"]));
+    assert_eq!(seed(&by_engine[1]), 9);
+    bench.write("b.jsonl", b"{\"tokens\":[5],\"seed\":1.5}\n");
+    let outcome = run(&bench, "generate", "llama-fp32", "--batch b.jsonl --quiet");
+    assert_eq!(outcome.stderr, "error: 'b.jsonl' line 1: a \"seed\" that is an integer was expected\n");
+}
+
+#[test]
 fn log_probabilities_are_the_models_or_those_of_what_may_be_drawn() {
     let bench = Bench::new();
     let tops = |more: &str| {

@@ -18,7 +18,7 @@ use super::row::{Row, RowId, RowState};
 use super::runner::{Scores, StepFault, StepRow, StepRunner};
 use super::speculation::Speculation;
 use crate::config::{SearchConfig, SpeculativeConfig};
-use crate::row_search::{RowSearch, SearchOptions};
+use crate::row_search::{RowDraws, RowSearch, SearchOptions};
 use crate::search::{FinishReason, GeneratorParams};
 
 const VOCABULARY: usize = 12;
@@ -187,9 +187,13 @@ enum Move {
 }
 
 fn search_options(load: &Load, length_max: usize) -> Arc<SearchOptions> {
-    let (seed, eos) = (load.seed.unwrap_or(0), vec![EOS]);
     let params = params(load.max_new_tokens, load.seed);
-    Arc::new(SearchOptions { params, seed, eos, length_max, tokenizer: None, guide: None })
+    Arc::new(SearchOptions { params, eos: vec![EOS], length_max, tokenizer: None, guide: None })
+}
+
+fn search(load: &Load, length_max: usize) -> RowSearch {
+    let draws = RowDraws { seed: load.seed.unwrap_or(0), stream: 0, return_index: 0 };
+    RowSearch::new(search_options(load, length_max), draws).unwrap()
 }
 
 /// A turn: tokens that were told, and how it ended.
@@ -197,7 +201,7 @@ type Turn = (Vec<u32>, Option<FinishReason>);
 
 /// What the row says when it is alone, turn by turn.
 fn turns_alone(load: &Load, length_max: usize) -> Vec<Turn> {
-    let mut search = RowSearch::new(search_options(load, length_max), 0, 0).unwrap();
+    let mut search = search(load, length_max);
     let mut tokens = load.prompt.clone();
     let mut is_generated = vec![false; tokens.len()];
     let mut begins = vec![0];
@@ -303,7 +307,7 @@ impl Simulation {
             is_stalled: false,
             keeps_turn: !load.moves.is_empty(),
             deadline: None,
-            search: RowSearch::new(search_options(load, self.limits.length_max), 0, 0).unwrap(),
+            search: search(load, self.limits.length_max),
             speculation: Speculation::new(&self.speculation),
             draft: Vec::new(),
             is_looked_up: false,
