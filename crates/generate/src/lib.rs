@@ -9,6 +9,7 @@ pub mod config;
 pub mod decoder_state;
 pub mod engine;
 pub mod generator;
+pub mod golden;
 pub mod kv_cache;
 pub mod ladder;
 pub mod plan;

@@ -14,7 +14,7 @@ use precast_onnx::proto::{
 };
 use proptest::prelude::*;
 use prost::Message;
-use support::{cases, check, data, model, model_with, overlay, params};
+use support::{cases, check, data, model, model_with, name, overlay, params};
 
 /// Greedy options of a model, without an end.
 fn endless(model: &TextModel, count: usize) -> GeneratorParams {
@@ -40,9 +40,9 @@ const WASTEFUL: &str = r#"{"length_buckets":[7,16],"chunk":16,"row_buckets":[5],
 
 /// Holds an edge case to its tokens, in wasteful Programs and in chunks too.
 fn check_edge_case(id: &str) {
-    let case = cases("edge_cases.json").into_iter().find(|case| case["id"] == id).unwrap();
+    let case = cases("edge_cases.json").into_iter().find(|case| case.id == id).unwrap();
     for tuning in ["{}", WASTEFUL] {
-        let model = model_with(case["model"].as_str().unwrap(), tuning);
+        let model = model_with(name(&case), tuning);
         for chunk in [None, Some(1), Some(3)] {
             let mut params = params(&model, &case);
             params.search.chunk_size = chunk;

@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use precast::generate::config::{Folder, SpeculativeConfig};
 use precast::generate::engine::{EngineError, Event, Guidance, Request, RequestHandle, complete};
+use precast::generate::golden::GoldenCase;
 use precast::generate::{
     Engine, EngineOptions, FinishReason, Generator, GeneratorParams, LogprobsMode, RowSeed, TextModel, Tokenizer,
     generate,
 };
 use precast::{TextOptions, open_text_model};
 use serde_json::Value;
-use support::{cases, data, model, model_with, overlay, params, rows};
+use support::{data, model, model_with, name, overlay, params, prompt_cases};
 
 /// Models that an engine may cut and batch.
 const MODELS: [&str; 7] =
@@ -87,27 +88,25 @@ fn lookup(ngram_size: usize) -> SpeculativeConfig {
 
 #[test]
 fn golden_tokens_come_from_the_engine_with_one_request_and_with_all_at_once() {
-    let mut by_model: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-    let edge = cases("edge_cases.json").into_iter().filter(|case| case.get("prompts").is_some());
-    let own = cases("own_cases.json").into_iter().chain(cases("family_cases.json"));
-    for case in cases("golden.json").into_iter().chain(edge).chain(own) {
-        by_model.entry(case["model"].as_str().unwrap().to_string()).or_default().push(case);
+    let mut by_model: BTreeMap<String, Vec<GoldenCase>> = BTreeMap::new();
+    for case in prompt_cases() {
+        by_model.entry(name(&case).to_string()).or_default().push(case);
     }
     let mut compared = 0;
     for (name, cases) in by_model {
         let model = model(&name);
-        let cases: Vec<&Value> = cases.iter().filter(|case| params(&model, case).search.num_beams == 1).collect();
+        let cases: Vec<&GoldenCase> = cases.iter().filter(|case| params(&model, case).search.num_beams == 1).collect();
         let engine = engine(&model, EngineOptions { speculation: lookup(2), prefix_caching: true, ..options(&model) });
-        let send = |case: &Value, row: usize| {
+        let send = |case: &GoldenCase, row: usize| {
             let mut params = params(&model, case);
             params.search.batch_size = 1;
-            engine.submit(Request::new(rows(&case["prompts"])[row].clone(), params)).unwrap()
+            engine.submit(Request::new(case.prompts[row].clone(), params)).unwrap()
         };
-        let all: Vec<(RequestHandle, Vec<u32>, String)> = cases
+        let all: Vec<(RequestHandle, Vec<u32>, &String)> = cases
             .iter()
             .flat_map(|case| {
-                let expected = rows(&case["generated"]).into_iter().enumerate();
-                expected.map(|(row, expected)| (send(case, row), expected, case["id"].to_string())).collect::<Vec<_>>()
+                let expected = case.generated.iter().enumerate();
+                expected.map(|(row, expected)| (send(case, row), expected.clone(), &case.id)).collect::<Vec<_>>()
             })
             .collect();
         for (handle, expected, id) in &all {
@@ -115,8 +114,7 @@ fn golden_tokens_come_from_the_engine_with_one_request_and_with_all_at_once() {
             compared += 1;
         }
         for case in cases.iter().take(3) {
-            let expected = rows(&case["generated"]);
-            assert_eq!(kept(&model, answer(&send(case, 0))), expected[0], "{} by itself", case["id"]);
+            assert_eq!(kept(&model, answer(&send(case, 0))), case.generated[0], "{} by itself", case.id);
         }
         let metrics = engine.metrics().unwrap();
         assert_eq!(metrics.pages_free + metrics.pages_shared, metrics.pages_total, "{name}");
