@@ -48,6 +48,9 @@ pub struct GenerateArgs {
     /// Say of every step which Program ran, how much of it was filler, by which path and why
     #[arg(long)]
     pub explain: bool,
+    /// Compile Programs ahead of need, on a thread of its own, where an engine answers: with a grammar or speculation
+    #[arg(long)]
+    pub prepare_programs: bool,
     /// How tokens are chosen.
     #[command(flatten)]
     pub search: SearchArgs,
@@ -83,9 +86,15 @@ pub fn run_generate(args: &GenerateArgs, shared: &Shared, cx: &Cx) -> Result<Rep
         }
     };
     let begun = Instant::now();
-    let completions = match needs_engine(&folder, &params, guidance.as_ref()) {
+    let is_engine = needs_engine(&folder, &params, guidance.as_ref());
+    if args.prepare_programs && !is_engine {
+        return Err(Failure::usage("--prepare-programs is an engine's: give a grammar, or a folder that speculates"));
+    }
+    let completions = match is_engine {
         true => {
-            let engine = folder.engine(folder.engine_options())?;
+            let mut options = folder.engine_options();
+            options.prepares_programs |= args.prepare_programs;
+            let engine = folder.engine(options)?;
             complete(&engine, &params, guidance.as_ref(), &prompts, &mut on_token).map_err(Error::from)?
         }
         false => generate(&model, tokenizer.as_ref(), &params, &prompts, &mut on_token, None).map_err(Error::from)?,

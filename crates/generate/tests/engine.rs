@@ -5,6 +5,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use precast::generate::config::{Folder, SpeculativeConfig};
@@ -650,6 +651,33 @@ fn processed_log_probabilities_are_those_of_what_may_be_drawn() {
         assert_eq!(token.id, id);
         assert!((token.logprobs.unwrap().0 - logprob).abs() < 1e-4);
     }
+}
+
+#[test]
+fn a_step_of_an_engine_takes_a_larger_program_that_is_there() {
+    let on_miss = Some("pad-to-larger,wait".parse().unwrap());
+    let options_of_model = TextOptions { on_miss, ..TextOptions::default() };
+    let model = open_text_model(&data().join("llama-fp32"), &options_of_model).unwrap().model;
+    let shapes = Arc::new(Mutex::new(Vec::new()));
+    let seen = shapes.clone();
+    let model = model.watched(Arc::new(move |plan, _, _| {
+        seen.lock().unwrap().push((plan.rows.len(), plan.shape.rows, plan.shape.length));
+    }));
+    let engine = engine(&model, options(&model));
+    let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(4);
+    params.ignore_eos = true;
+    let first: [&[u32]; 3] = [&[9; 12], &[8; 12], &[7; 12]];
+    complete(&engine, &params, None, &first, &mut |_| ()).unwrap();
+    shapes.lock().unwrap().clear();
+    let second: [&[u32]; 2] = [&[5, 6, 7, 8], &[9, 10, 11]];
+    let answers = complete(&engine, &params, None, &second, &mut |_| ()).unwrap().answers;
+    for (prompt, answer) in second.iter().zip(&answers) {
+        assert_eq!(answer.tokens, alone(&support::model("llama-fp32"), &params, prompt));
+    }
+    let shapes = shapes.lock().unwrap();
+    let is_there = |&(_, rows, length): &(usize, usize, usize)| [(1, 12), (3, 1)].contains(&(rows, length));
+    assert!(shapes.iter().all(is_there), "what was there for 12 tokens and 3 rows serves fewer: {shapes:?}");
+    assert!(shapes.contains(&(2, 3, 1)) && shapes.contains(&(1, 1, 12)), "{shapes:?}");
 }
 
 #[test]

@@ -137,6 +137,18 @@ fn steps_of_an_engine_are_explained_too() {
 }
 
 #[test]
+fn programs_are_prepared_where_an_engine_answers() {
+    let bench = Bench::new();
+    let answer = |more: &str| {
+        let outcome = run(&bench, "generate", "llama-fp32", &format!("-p hello -n 6 --regex [0-9]+ {more} --quiet"));
+        (outcome.exit, outcome.stdout)
+    };
+    assert_eq!(answer("--prepare-programs"), answer(""));
+    let outcome = run(&bench, "generate", "llama-fp32", "-p hello -n 6 --prepare-programs --quiet");
+    assert!(outcome.exit == 2 && outcome.stderr.contains("--prepare-programs is an engine's"), "{}", outcome.stderr);
+}
+
+#[test]
 fn ends_by_a_stop_string_say_which() {
     let arguments = "--tokens 5,6,7,8 -n 60 --stop never-said --stop tiny --json --quiet";
     let outcome = run(&Bench::new(), "generate", "llama-fp32", arguments);

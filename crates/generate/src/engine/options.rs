@@ -68,7 +68,7 @@ impl EngineOptions {
             prefill_share,
             prefill_max: None,
             speculation,
-            prepares_programs: false,
+            prepares_programs: config.tuning.prepares_programs.unwrap_or(false),
             proposes_always: false,
             events_max: EVENTS_MAX,
             queued_max: QUEUED_MAX,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::kv_cache::NoMemory;
 use crate::ladder::{Ladder, Ladders};
-use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
+use crate::plan::{Phase, PlannedRow, ProgramSet, Scores as PlanScores, StepPlan, StepShape};
 use crate::step_buffers::StepBuffers;
 use crate::text_model::{StepError, StepOutputs, TextModel};
 
@@ -110,15 +110,35 @@ impl PagedRunner {
         rows.first().map(|row| self.class_of(row))
     }
 
-    /// What runs of a group whose rows lie in these slots: a Program for each part of it, in the order of the slots.
+    /// What runs of a group whose rows lie in these slots: a Program for each part of it, in the order of the slots. Where larger
+    /// Programs are taken that are there, one of them for all rows comes before parts whose Programs are not.
     fn jobs_of<'r>(&self, group: usize, rows: &[&'r StepRow<'r>], slots: &[usize]) -> Vec<Job<'r>> {
+        let Some(class) = self.class_of_group(rows) else { return Vec::new() };
+        let parts = self.parts_of(rows, self.copies[&class].cache.slots());
+        let jobs = self.jobs_of_parts(group, rows, slots, &parts);
+        if parts.len() > 1 && jobs.iter().any(|job| !self.is_ready(&job.plan)) {
+            let whole = self.jobs_of_parts(group, rows, slots, &[rows.len()]);
+            if whole.iter().all(|job| self.is_ready(&job.plan)) {
+                return whole;
+            }
+        }
+        jobs
+    }
+
+    fn jobs_of_parts<'r>(
+        &self,
+        group: usize,
+        rows: &[&'r StepRow<'r>],
+        slots: &[usize],
+        parts: &[usize],
+    ) -> Vec<Job<'r>> {
         let Some(class) = self.class_of_group(rows) else { return Vec::new() };
         let cache = &self.copies[&class].cache;
         let mut order: Vec<usize> = (0..rows.len()).collect();
         order.sort_by_key(|&position| slots[position]);
         let mut left = &order[..];
         let mut jobs = Vec::new();
-        for part in self.parts_of(rows, cache.slots()) {
+        for &part in parts {
             let (positions, others) = left.split_at(part);
             left = others;
             let in_order: Vec<&StepRow<'_>> = positions.iter().map(|&position| rows[position]).collect();
@@ -131,16 +151,40 @@ impl PagedRunner {
                 valid: row.tokens.len(),
                 is_last: row.scored > 0,
             });
-            let plan = StepPlan {
+            let mut plan = StepPlan {
                 phase: if longest == 1 { Phase::Decode } else { Phase::Prefill },
                 shape: StepShape { rows: size, length, capacity: cache.capacity() },
                 rows: planned.collect(),
                 scores: if in_order.iter().any(|row| row.scored > 1) { PlanScores::All } else { PlanScores::Last },
                 is_long: in_order.iter().any(|row| row.is_long),
             };
+            self.pad_up(&mut plan, cache.slots());
             jobs.push(Job { group, class, positions: positions.to_vec(), rows: in_order, plan });
         }
         jobs
+    }
+
+    /// Takes a longer or wider Program that is there where a plan's own is not, and that is asked for.
+    fn pad_up(&self, plan: &mut StepPlan, slots: usize) {
+        let (shape, first) = (plan.shape, plan.first_slot());
+        let lengths = self.ladders.length.sizes().iter().filter(|&&length| shape.length > 1 && length > shape.length);
+        let rows = self.ladders.rows.sizes().iter().filter(|&&rows| rows > shape.rows && first + rows <= slots);
+        let longer = lengths.map(|&length| StepShape { length, ..shape });
+        let larger = longer.chain(rows.map(|&rows| StepShape { rows, ..shape }));
+        plan.shape = self.ready_for(plan).choose(shape, larger);
+    }
+
+    /// Whether the Program of a plan is there, or makes no difference.
+    fn is_ready(&self, plan: &StepPlan) -> bool {
+        self.ready_for(plan).has(plan.shape)
+    }
+
+    /// Programs that a plan may count on. Those of long rows are few, and nobody knows of them.
+    fn ready_for(&self, plan: &StepPlan) -> ProgramSet {
+        match plan.is_long {
+            true => ProgramSet::Any,
+            false => self.model.ready_on_host(plan.rows.iter().any(|row| row.is_last), plan.scores),
+        }
     }
 
     /// Makes the copies of each class as long and as many as its rows need, and lets go of those that nobody used lately.
@@ -151,7 +195,7 @@ impl PagedRunner {
             (*count, *capacity) = (*count + 1, self.capacity_of(row).max(*capacity));
         }
         for (&class, &(count, capacity)) in &needed {
-            let slots = self.ladders.rows.at_least(count).unwrap_or(count).min(self.slots_max);
+            let slots = self.slots_for(count, self.copies.get(&class).map_or(0, RowCopies::capacity).max(capacity));
             match self.copies.get_mut(&class) {
                 Some(copies) => copies.grow(slots, capacity).map_err(no_memory)?,
                 None => {
@@ -163,6 +207,15 @@ impl PagedRunner {
         let runs = self.runs;
         self.copies.retain(|class, copies| needed.contains_key(class) || copies.used() + IDLE_RUNS_MAX >= runs);
         Ok(())
+    }
+
+    /// Slots for so many rows: those of a Program for them, or where that is not there of a larger one that is.
+    fn slots_for(&self, count: usize, capacity: usize) -> usize {
+        let of = |rows: usize| StepShape { rows, length: 1, capacity };
+        let wanted = self.ladders.rows.at_least(count).unwrap_or(count);
+        let larger = self.ladders.rows.sizes().iter().filter(|&&rows| rows > wanted);
+        let ready = self.model.ready_on_host(true, PlanScores::Last);
+        ready.choose(of(wanted), larger.map(|&rows| of(rows))).rows.min(self.slots_max)
     }
 
     /// The capacity that a row needs by itself.

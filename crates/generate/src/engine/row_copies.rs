@@ -38,6 +38,11 @@ impl RowCopies {
         Ok(())
     }
 
+    /// Tokens that a slot has room for.
+    pub(super) fn capacity(&self) -> usize {
+        self.cache.capacity()
+    }
+
     /// The last run that used them.
     pub(super) fn used(&self) -> u64 {
         self.held.iter().flatten().map(|held| held.used).max().unwrap_or(0)
