@@ -350,6 +350,37 @@ fn a_turn_goes_on_where_it_ended_and_can_be_taken_back() {
 }
 
 #[test]
+fn rows_behind_a_window_keep_the_pages_of_their_last_tokens() {
+    for name in ["gemma2-fp32", "smollm3_local-fp32"] {
+        let model = model(name);
+        assert!(model.layers().iter().any(|layer| layer.window.is_some()), "{name}");
+        let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(model.config().search.clone()) };
+        let params = params.max_new_tokens(25);
+        let prompt: Vec<u32> = (0..33).map(|position| 3 + 7 * position % 90).collect();
+        for prefix_caching in [false, true] {
+            // Every step is followed by a check of all pages.
+            let engine = engine(&model, EngineOptions { prefix_caching, ..options(&model) });
+            let request = Request { keeps_turn: true, ..Request::new(prompt.clone(), params.clone()) };
+            let handle = engine.submit(request).unwrap();
+            let first = answer(&handle).0;
+            assert_eq!(first, alone(&model, &params, &prompt), "{name}");
+            let go_on = |tokens: &[u32]| {
+                handle.continue_with(tokens).unwrap();
+                answer(&handle).0
+            };
+            let second = go_on(&[8, 9]);
+            assert_eq!(second, alone(&model, &params, &[&prompt[..], &first, &[8, 9]].concat()), "{name}");
+            // What the end of the turn before sees was let go of, or is an entry of the prefix cache.
+            handle.rewind_turn().unwrap();
+            assert_eq!(go_on(&[8, 9]), second, "{name}");
+            let other = engine.submit(Request::new(prompt.clone(), params.clone())).unwrap();
+            assert_eq!(answer(&other).0, first, "{name}");
+            assert_eq!(engine.metrics().unwrap().prefix_hit_tokens > 0, prefix_caching, "{name}");
+        }
+    }
+}
+
+#[test]
 fn what_can_never_be_answered_is_refused_when_it_is_sent() {
     let model = model("llama-fp32");
     let engine = Engine::new(&model, Some(&tokenizer()), EngineOptions { pages: Some(4), ..options(&model) }).unwrap();

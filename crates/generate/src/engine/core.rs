@@ -19,8 +19,9 @@ use super::options::EngineLimits;
 use super::page_pool::{PageId, PagePool};
 use super::prefix_cache::{PrefixCache, long_root};
 use super::row::{Row, RowId, RowState};
-use super::runner::{Scores, StepFault, StepRow, StepRunner};
+use super::runner::{Scores, StepFault, StepRow, StepRunner, WindowPages};
 use super::schedule::{Candidate, Share, StepBudget, share_step};
+use super::window_group::{WindowGroup, WindowTable};
 
 /// Steps with one row alone that may fail before the row does.
 const FAILURES_MAX: usize = 2;
@@ -57,6 +58,8 @@ struct ReservedRow {
     drafted: usize,
     /// Pages for them, held by the step until it ends.
     pages: Vec<PageId>,
+    /// Those of each window.
+    windows: Vec<Vec<PageId>>,
 }
 
 /// Rows, pages and steps.
@@ -64,6 +67,7 @@ pub struct EngineCore {
     runner: Box<dyn StepRunner>,
     limits: EngineLimits,
     pool: PagePool,
+    windows: Vec<WindowGroup>,
     prefix: PrefixCache,
     rows: BTreeMap<RowId, Row>,
     admissions: u64,
@@ -78,11 +82,14 @@ impl EngineCore {
     /// An engine without rows.
     pub fn new(runner: Box<dyn StepRunner>, limits: EngineLimits) -> EngineCore {
         let pool = PagePool::new(limits.pages);
+        let group = |&window: &usize| WindowGroup::new(window, limits.page_tokens, limits.pages);
+        let windows = limits.windows.iter().map(group).collect();
         let rows_now = limits.rows_max;
         EngineCore {
             runner,
             limits,
             pool,
+            windows,
             prefix: PrefixCache::default(),
             rows: BTreeMap::new(),
             admissions: 0,
@@ -96,6 +103,7 @@ impl EngineCore {
     /// Queues a row.
     pub fn add(&mut self, mut row: Row) {
         (row.arrived, row.queued) = (self.step, self.step);
+        row.windows = vec![WindowTable::default(); self.windows.len()];
         self.rows.insert(row.id, row);
     }
 
@@ -130,6 +138,9 @@ impl EngineCore {
         // A page that others may find is never written again: what is left of it is run on a page of the row's own.
         let is_shared = row.chain.len() > cached / self.limits.page_tokens;
         let cached = if is_shared { cached - cached % self.limits.page_tokens } else { cached };
+        // Where a window has let go of what the next query sees, the row is run again from its start.
+        let is_seen = self.windows.iter().zip(&row.windows).all(|(group, table)| group.reaches(table, cached));
+        let cached = if is_seen { cached } else { 0 };
         self.runner.forget(id);
         self.keep_pages(id, cached);
         true
@@ -379,7 +390,10 @@ impl EngineCore {
             }
             if self.make_room(missing, id) {
                 let pages = self.pool.take(missing)?;
-                return Some(ReservedRow { row: id, tokens, drafted, pages });
+                let row = self.rows.get(&id)?;
+                let end = row.cached + tokens + drafted;
+                let windows = self.windows.iter_mut().zip(&row.windows).map(|(group, table)| group.take(table, end));
+                return Some(ReservedRow { row: id, tokens, drafted, pages, windows: windows.collect() });
             }
             let latest = self.rows.values().filter(|row| row.is_running()).max_by_key(|row| self.admission(row.id));
             let latest = self.stalled_row().or(latest.map(|row| row.id))?;
@@ -415,25 +429,34 @@ impl EngineCore {
         for page in row.pages.split_off(kept.min(row.pages.len())) {
             self.pool.release(page);
         }
+        self.windows.iter_mut().zip(&mut row.windows).for_each(|(group, table)| group.cut(table, kept));
     }
 
     fn run(&mut self, reserved: &[ReservedRow]) -> Result<Vec<Vec<Scores>>, StepFault> {
         let mut tokens: Vec<Vec<u32>> = Vec::with_capacity(reserved.len());
         let mut pages: Vec<Vec<PageId>> = Vec::with_capacity(reserved.len());
+        let mut tables: Vec<Vec<WindowTable>> = Vec::with_capacity(reserved.len());
         for part in reserved {
             let row = &self.rows[&part.row];
             let pending = &row.tokens[row.cached..row.cached + part.tokens];
             tokens.push([pending, &row.draft[..part.drafted]].concat());
             pages.push([&row.pages[..], &part.pages].concat());
+            let table = |(table, new): (&WindowTable, &Vec<PageId>)| WindowTable {
+                first: table.first,
+                pages: [&table.pages[..], new].concat(),
+            };
+            tables.push(row.windows.iter().zip(&part.windows).map(table).collect());
         }
+        let windows: Vec<Vec<WindowPages<'_>>> =
+            tables.iter().map(|tables| tables.iter().map(WindowTable::as_pages).collect()).collect();
         let rows: Vec<StepRow<'_>> = reserved
             .iter()
-            .zip(tokens.iter().zip(&pages))
-            .map(|(part, (tokens, pages))| {
+            .zip(tokens.iter().zip(&pages).zip(&windows))
+            .map(|(part, ((tokens, pages), windows))| {
                 let row = &self.rows[&part.row];
                 let is_last = part.tokens == row.pending();
                 let scored = if is_last { 1 + part.drafted } else { 0 };
-                StepRow { row: part.row, tokens, cached: row.cached, pages, scored, is_long: row.is_long }
+                StepRow { row: part.row, tokens, cached: row.cached, pages, windows, scored, is_long: row.is_long }
             })
             .collect();
         self.runner.run(&rows)
@@ -444,6 +467,7 @@ impl EngineCore {
         self.metrics.aborted_steps += 1;
         for part in reserved {
             part.pages.iter().for_each(|&page| self.pool.release(page));
+            self.windows.iter_mut().zip(&part.windows).for_each(|(group, pages)| group.give_back(pages));
         }
     }
 
@@ -471,6 +495,7 @@ impl EngineCore {
             }
         }
         while self.prefix.evict(&mut self.pool) {}
+        self.forget_window_entries();
         self.runner.rebuild()
     }
 
@@ -506,6 +531,7 @@ impl EngineCore {
             let ended = events.iter().find(|event| !matches!(event, Event::Token(_))).cloned();
             told.0.push((row.events.clone(), events));
             self.share_pages(id);
+            self.trim_windows(id);
             match ended {
                 Some(Event::Finished { .. }) => self.end_turn(id),
                 Some(_) => self.remove(id),
@@ -521,6 +547,7 @@ impl EngineCore {
         let step = self.step;
         let Some(row) = self.rows.get_mut(&part.row) else { return Vec::new() };
         row.pages.extend(part.pages);
+        row.windows.iter_mut().zip(part.windows).for_each(|(table, pages)| table.pages.extend(pages));
         match row.is_prompt {
             true => self.metrics.prompt_tokens += part.tokens,
             false => self.metrics.decode_wait_max = self.metrics.decode_wait_max.max(step - row.ready),
@@ -544,6 +571,7 @@ impl EngineCore {
         for page in row.pages.split_off(kept.min(row.pages.len())) {
             self.pool.release(page);
         }
+        self.windows.iter_mut().zip(&mut row.windows).for_each(|(group, table)| group.cut(table, kept));
         events
     }
 
@@ -556,8 +584,21 @@ impl EngineCore {
             let tokens = &row.tokens[position * page_tokens..(position + 1) * page_tokens];
             let (name, page) = self.prefix.insert(before, tokens, row.pages[position], &mut self.pool);
             row.pages[position] = page;
+            let tables = self.windows.iter_mut().zip(&mut row.windows);
+            tables.for_each(|(group, table)| group.share(name, table, position));
             row.chain.push(name);
         }
+    }
+
+    /// Lets go of pages of a row that no window reaches any more.
+    fn trim_windows(&mut self, id: RowId) {
+        let Some(row) = self.rows.get_mut(&id) else { return };
+        self.windows.iter_mut().zip(&mut row.windows).for_each(|(group, table)| group.trim(table, row.cached));
+    }
+
+    /// Lets go of pages of windows whose entries of the prefix cache are no more.
+    fn forget_window_entries(&mut self) {
+        self.windows.iter_mut().for_each(|group| group.forget_entries(|name| self.prefix.has(name)));
     }
 
     /// The turn of a row has ended.
@@ -590,6 +631,7 @@ impl EngineCore {
             for root in [row.chain_root, long_root(row.chain_root)] {
                 self.prefix.forget_root(root, &mut self.pool);
             }
+            self.forget_window_entries();
         }
     }
 
@@ -625,6 +667,9 @@ impl EngineCore {
             if row.state == RowState::Queued && row.tokens.is_empty() {
                 return Err(format!("row {id} is queued without tokens"));
             }
+        }
+        for (number, group) in self.windows.iter().enumerate() {
+            group.check(self.rows.values().map(|row| (&row.windows[number], row.cached)))?;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use crate::config::GenerationConfig;
 use crate::generator::{GenerateError, check_length, check_tokens, system_seed};
+use crate::kv_cache::windows_of;
 use crate::row_search::{RowDraws, RowSearch, SearchOptions};
 use crate::search::ParamsError;
 use crate::text_model::TextModel;
@@ -120,7 +121,8 @@ impl Engine {
         runner: Box<dyn StepRunner>,
     ) -> Result<Engine, EngineError> {
         let limits = limits_of(model, &options)?;
-        let limits = EngineLimits { length_switch: model.length_switch(), ..limits };
+        let windows = windows_of(model.layers());
+        let limits = EngineLimits { length_switch: model.length_switch(), windows, ..limits };
         let core = EngineCore::new(runner, limits.clone());
         let inbox = Arc::new(Inbox { state: Mutex::default(), arrived: Condvar::new() });
         let (thread_inbox, checks) = (inbox.clone(), options.checks_invariants);
@@ -240,6 +242,7 @@ impl Engine {
             turns: vec![0],
             cached: 0,
             pages: Vec::new(),
+            windows: Vec::new(),
             chain: Vec::new(),
             chain_root: chain_root(&root),
             is_long: false,

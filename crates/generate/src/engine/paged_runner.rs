@@ -11,7 +11,7 @@ use crate::step_buffers::StepBuffers;
 use crate::text_model::{StepError, StepOutputs, TextModel};
 
 use super::draft_model::DraftModel;
-use super::page_store::PageStore;
+use super::page_store::PageStores;
 use super::preparer::Preparer;
 use super::row::RowId;
 use super::row_copies::{Held, RowCopies};
@@ -24,7 +24,7 @@ pub struct PagedRunner {
     rows_max: usize,
     /// Slots that copies have at most: one more than fits the widest Program, for a prompt that runs beside it.
     slots_max: usize,
-    store: PageStore,
+    store: PageStores,
     /// By class of capacity.
     copies: BTreeMap<usize, RowCopies>,
     /// Of each Program that runs beside others.
@@ -43,7 +43,7 @@ impl PagedRunner {
         let ladders = model.ladders().clone();
         let rows_max = rows_max.min(ladders.rows.largest());
         let slots_max = ladders.rows.at_least(rows_max).unwrap_or(rows_max) + 1;
-        let store = PageStore::new(model.layers(), page_tokens);
+        let store = PageStores::new(model.layers(), page_tokens);
         let draft = model.draft().map(|draft| DraftModel::new(draft, rows_max));
         let (model, copies, buffers) = (model.clone(), BTreeMap::new(), Vec::new());
         PagedRunner { model, ladders, rows_max, slots_max, store, copies, buffers, draft, preparer: None, runs: 0 }
@@ -179,7 +179,7 @@ impl PagedRunner {
         self.ready_for(plan).has(plan.shape)
     }
 
-    /// Programs that a plan may count on. Those of long rows are few, and nobody knows of them.
+    /// Programs that a plan may count on. Long rows have Sessions of their own, of whose Programs nobody keeps count.
     fn ready_for(&self, plan: &StepPlan) -> ProgramSet {
         match plan.is_long {
             true => ProgramSet::Any,
@@ -321,16 +321,16 @@ const BYTES_KEPT_TOGETHER: usize = 1 << 19;
 
 /// Writes the new tokens of a step into the pages of their rows. Where single tokens will lie is read first, that of all rows:
 /// these places are in no cache, and writes wait for one another where reads do not.
-fn write_pages(store: &mut PageStore, buffers: &[StepBuffers], jobs: &[Job<'_>]) {
+fn write_pages(store: &mut PageStores, buffers: &[StepBuffers], jobs: &[Job<'_>]) {
     for (Job { rows, plan, .. }, buffers) in jobs.iter().zip(buffers) {
         for (layer, half, bytes) in buffers.present() {
             if plan.shape.length == 1 {
                 let looks = rows.iter().zip(&plan.rows);
-                let looks = looks.map(|(row, planned)| store.look(row.pages, (layer, half), planned.cached));
+                let looks = looks.map(|(row, planned)| store.look(row, (layer, half), planned.cached));
                 std::hint::black_box(looks.fold(0, |all, look| all ^ look));
             }
             for ((row, planned), new) in rows.iter().zip(&plan.rows).zip(rows_of(bytes, plan)) {
-                store.write(row.pages, (layer, half), planned.cached, new, (plan.shape.length, planned.valid));
+                store.write(row, (layer, half), planned.cached, new, (plan.shape.length, planned.valid));
             }
         }
     }
@@ -375,7 +375,7 @@ impl StepRunner for PagedRunner {
         let mut scores: Vec<Vec<Scores>> = vec![Vec::new(); rows.len()];
         self.fit_copies(rows)?;
         for row in rows {
-            self.store.reserve(row.pages, row.cached, row.tokens.len()).map_err(no_memory)?;
+            self.store.reserve(row).map_err(no_memory)?;
         }
         let (rows_max, length_max) = (self.ladders.rows.largest(), self.ladders.length.largest());
         for groups in self.waves(groups(rows, rows_max, length_max, |row| self.class_of(row)), rows) {

@@ -10,6 +10,7 @@ use super::EngineCore;
 use crate::engine::events::Event;
 use crate::engine::page_pool::PageId;
 use crate::engine::row::{Row, RowId, RowState};
+use crate::engine::window_group::WindowTable;
 
 /// Steps of waiting that count as one class of priority.
 const AGEING_STEPS: u64 = 256;
@@ -68,12 +69,19 @@ impl EngineCore {
         let needed = (row.tokens.len() + 1).div_ceil(page_tokens);
         // At least one token is run, for its scores.
         let known = &row.tokens[..row.tokens.len() - 1];
-        let is_new = row.pages.is_empty();
-        let hits = match is_new && row.is_sharing {
+        let own = row.pages.len();
+        let is_new = own == 0;
+        let mut hits = match is_new && row.is_sharing {
             true => self.prefix.find(row.root(), known, page_tokens),
             false => Vec::new(),
         };
-        let held = if is_new { hits.len() } else { row.pages.len() };
+        let mut tables = self.adopt_windows(&hits);
+        if tables.len() < self.windows.len() {
+            // An entry without its pages of a window is of no use; there is none while rows share pages as they fill them.
+            hits.clear();
+            tables = vec![WindowTable::default(); self.windows.len()];
+        }
+        let held = if is_new { hits.len() } else { own };
         hits.iter().for_each(|&(_, page)| self.pool.hold(page));
         let missing = needed.saturating_sub(held);
         let pages = match self.could_free(missing, id, &hits) && self.make_room(missing, id) {
@@ -82,6 +90,7 @@ impl EngineCore {
         };
         let Some(pages) = pages else {
             hits.iter().for_each(|&(_, page)| self.pool.release(page));
+            self.windows.iter_mut().zip(&tables).for_each(|(group, table)| group.give_back(&table.pages));
             return false;
         };
         self.prefix.touch(hits.iter().map(|&(name, _)| name));
@@ -91,6 +100,7 @@ impl EngineCore {
             row.cached = hits.len() * page_tokens;
             row.chain = hits.iter().map(|&(name, _)| name).collect();
             row.pages = hits.iter().map(|&(_, page)| page).collect();
+            row.windows = tables;
             let hit_tokens = row.cached.min(row.usage.prompt_tokens);
             row.usage.cached_prompt_tokens = row.usage.cached_prompt_tokens.max(hit_tokens);
             self.metrics.prefix_hit_tokens += row.cached;
@@ -104,6 +114,22 @@ impl EngineCore {
         true
     }
 
+    /// Pages of each window that a row with these entries begins with; fewer tables than windows where one is missing.
+    fn adopt_windows(&mut self, hits: &[(Digest, PageId)]) -> Vec<WindowTable> {
+        let chain: Vec<Digest> = hits.iter().map(|&(name, _)| name).collect();
+        let mut tables = Vec::with_capacity(self.windows.len());
+        for group in &mut self.windows {
+            match group.adopt(&chain) {
+                Some(table) => tables.push(table),
+                None => {
+                    self.windows.iter_mut().zip(&tables).for_each(|(group, table)| group.give_back(&table.pages));
+                    return Vec::new();
+                }
+            }
+        }
+        tables
+    }
+
     /// Whether so many pages could be free: all but those of running rows and those found for this one.
     fn could_free(&self, count: usize, id: RowId, hits: &[(Digest, PageId)]) -> bool {
         let stays = |row: &&Row| row.is_running() || row.id == id;
@@ -114,12 +140,18 @@ impl EngineCore {
 
     /// Frees pages until there are so many: those that only the prefix cache holds, then those of turns that have ended.
     pub(super) fn make_room(&mut self, count: usize, keep: RowId) -> bool {
+        let mut is_evicting = false;
         while self.pool.free() < count {
-            if !self.prefix.evict(&mut self.pool) && !self.drop_idle_pages(keep) {
-                return false;
+            let is_evicted = self.prefix.evict(&mut self.pool);
+            is_evicting |= is_evicted;
+            if !is_evicted && !self.drop_idle_pages(keep) {
+                break;
             }
         }
-        true
+        if is_evicting {
+            self.forget_window_entries();
+        }
+        self.pool.free() >= count
     }
 
     /// Takes the pages of the row that has been idle longest; its tokens are run again when it goes on.
