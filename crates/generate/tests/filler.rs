@@ -6,11 +6,12 @@
 mod plain_decoder;
 mod support;
 
-use plain_decoder::plain_decoder;
-use precast::generate::TextModel;
+use plain_decoder::{NOT_A_NUMBER, broken_decoder, plain_decoder};
+use precast::generate::engine::{Event, Request, complete};
 use precast::generate::kv_cache::{Half, KvCache, LayerLayout};
 use precast::generate::plan::{Phase, PlannedRow, Scores, StepPlan, StepShape};
 use precast::generate::step_buffers::StepBuffers;
+use precast::generate::{Engine, EngineOptions, Generator, GeneratorParams, TextModel, generate};
 use support::{model, reference_model};
 
 /// What filler holds.
@@ -124,6 +125,32 @@ fn check(model: &TextModel, name: &str) {
     for seed in 1..4 {
         assert!(bits(model, Filler::Random(seed)) == expected, "{name} with random bits {seed} in filler");
     }
+}
+
+/// What a row without numbers leaves in a cache and in pages is what rows after it find there.
+#[test]
+fn defect_32_a_row_without_numbers_harms_no_other() {
+    let (broken, whole) = (broken_decoder(), plain_decoder(false));
+    let params = |model: &TextModel| {
+        let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(model.config().search.clone()) };
+        params.max_new_tokens(12)
+    };
+    let prompt: &[u32] = &[5, 6, 7];
+    let expected = generate(&whole, None, &params(&whole), &[prompt], &mut |_| (), None).unwrap().answers.remove(0);
+    let mut generator = Generator::new(&broken, params(&broken)).unwrap();
+    generator.append(&[&[5, 6, 7, NOT_A_NUMBER, 8]]).unwrap();
+    assert!(generator.next().unwrap_err().to_string().contains("is NaN"));
+    generator.rewind(0, 3).unwrap();
+    let tokens: Vec<u32> = (0..12).map(|_| generator.next().unwrap()[0].id).collect();
+    assert_eq!(tokens, expected.tokens);
+    let options = EngineOptions::from_config(broken.config(), None);
+    let options = EngineOptions { page_tokens: 4, pages: Some(8), checks_invariants: true, ..options };
+    let engine = Engine::new(&broken, None, options).unwrap();
+    let failing = vec![NOT_A_NUMBER; 20];
+    let failed = engine.submit(Request::new(failing, params(&broken))).unwrap();
+    assert!(failed.events().any(|event| matches!(event, Event::Failed { .. })));
+    let answers = complete(&engine, &params(&broken), None, &[prompt], &mut |_| ()).unwrap().answers;
+    assert_eq!(answers[0].tokens, expected.tokens);
 }
 
 /// Attention of every kind: of all tokens, behind a window and a cap, in one cache for keys and values, and with weights of few

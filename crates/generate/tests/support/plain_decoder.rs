@@ -16,12 +16,27 @@ const WIDTH: i64 = 16;
 const F32: i32 = 1;
 const I64: i32 = 7;
 
+/// The token of which nothing is a number: its scores, keys and values are none.
+pub const NOT_A_NUMBER: u32 = 90;
+
 /// The decoder, opened.
 pub fn plain_decoder(is_reference: bool) -> TextModel {
+    open(graph(), is_reference)
+}
+
+/// The same with a token of which nothing is a number.
+pub fn broken_decoder() -> TextModel {
+    let mut graph = graph();
+    let tokens = graph.initializer.iter_mut().find(|constant| constant.name == "tokens").unwrap();
+    tokens.float_data[NOT_A_NUMBER as usize * WIDTH as usize..][..WIDTH as usize].fill(f32::NAN);
+    open(graph, false)
+}
+
+fn open(graph: GraphProto, is_reference: bool) -> TextModel {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("genai_config.json"), CONFIG).unwrap();
     let opset_import = vec![OperatorSetIdProto { version: 17, ..Default::default() }];
-    let model = ModelProto { ir_version: 8, opset_import, graph: Some(graph()), ..Default::default() };
+    let model = ModelProto { ir_version: 8, opset_import, graph: Some(graph), ..Default::default() };
     std::fs::write(folder.path().join("model.onnx"), model.encode_to_vec()).unwrap();
     let options = TextOptions { is_reference, ..TextOptions::default() };
     open_text_model(folder.path(), &options).unwrap().model
