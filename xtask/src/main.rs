@@ -34,6 +34,7 @@ mod pcg64;
 mod peak;
 mod python_door;
 mod ranked;
+mod sanitize;
 mod test;
 mod torture;
 mod venv;
@@ -85,6 +86,8 @@ enum Command {
     Ray(python_door::RayArguments),
     /// Check the plugin provider on stock onnxruntimes, or pack it as a wheel.
     OrtEp(ort_ep::OrtEpArguments),
+    /// Run tests of text generation under AddressSanitizer.
+    Sanitize,
     /// Run every test of the project.
     Test(test::TestArguments),
     /// Use a cache as told; started by `torture cache`.
@@ -114,6 +117,7 @@ fn main() -> ExitCode {
         Command::Python(arguments) => python_door::run(&arguments),
         Command::Ray(arguments) => python_door::run_ray(&arguments),
         Command::OrtEp(arguments) => ort_ep::run(&arguments),
+        Command::Sanitize => sanitize::run(),
         Command::Test(arguments) => test::run(&arguments),
         Command::TortureChild { task } => torture::cache_child::serve(&task),
         Command::Worker => worker::serve(),

@@ -10,7 +10,7 @@ use precast::generate::engine::complete;
 use precast::generate::plan::{Phase, StepPlan};
 use precast::generate::text_model::StepWatcher;
 use precast::generate::{
-    Completion, Completions, FinishReason, GeneratorParams, StepToken, TextModel, Tokenizer, generate,
+    Completion, Completions, FinishReason, GeneratorParams, RowSeed, StepToken, TextModel, Tokenizer, generate,
 };
 use precast::{Error, Guidance, RunReport, TextFolder};
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ pub struct GenerateArgs {
     /// The prompt, as ids
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "prompt")]
     pub tokens: Option<Vec<u32>>,
-    /// Prompts, one JSON object a line: {"prompt": TEXT} or {"tokens": [IDS]}
+    /// Prompts, one JSON object a line: {"prompt": TEXT} or {"tokens": [IDS]}, and "seed" where a prompt has its own
     #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["prompt", "tokens"])]
     pub batch: Option<PathBuf>,
     /// Answer by a JSON value of the schema in this file
@@ -48,6 +48,9 @@ pub struct GenerateArgs {
     /// Say of every step which Program ran, how much of it was filler, by which path and why
     #[arg(long)]
     pub explain: bool,
+    /// Compile Programs ahead of need, on a thread of its own, where an engine answers: with a grammar or speculation
+    #[arg(long)]
+    pub prepare_programs: bool,
     /// How tokens are chosen.
     #[command(flatten)]
     pub search: SearchArgs,
@@ -61,9 +64,12 @@ pub fn run_generate(args: &GenerateArgs, shared: &Shared, cx: &Cx) -> Result<Rep
     }
     let guidance = read_guidance(args)?;
     let (model, tokenizer) = (folder.model.clone(), folder.tokenizer.clone());
-    let params = args.search.params(&model)?;
-    let prompts = read_prompts(args, tokenizer.as_ref())?;
-    let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+    let mut params = args.search.params(&model)?;
+    let given = read_prompts(args, tokenizer.as_ref())?;
+    if given.iter().any(|prompt| prompt.seed != RowSeed::Shared) {
+        params = params.row_seeds(given.iter().map(|prompt| prompt.seed));
+    }
+    let prompts: Vec<&[u32]> = given.iter().map(|prompt| prompt.tokens.as_slice()).collect();
     let is_streamed = !shared.json && args.batch.is_none() && params.search.num_return_sequences == 1;
     let is_streamed = is_streamed && params.search.num_beams == 1;
     let mut logprobs = Vec::new();
@@ -80,9 +86,15 @@ pub fn run_generate(args: &GenerateArgs, shared: &Shared, cx: &Cx) -> Result<Rep
         }
     };
     let begun = Instant::now();
-    let completions = match needs_engine(&folder, &params, guidance.as_ref()) {
+    let is_engine = needs_engine(&folder, &params, guidance.as_ref());
+    if args.prepare_programs && !is_engine {
+        return Err(Failure::usage("--prepare-programs is an engine's: give a grammar, or a folder that speculates"));
+    }
+    let completions = match is_engine {
         true => {
-            let engine = folder.engine(folder.engine_options())?;
+            let mut options = folder.engine_options();
+            options.prepares_programs |= args.prepare_programs;
+            let engine = folder.engine(options)?;
             complete(&engine, &params, guidance.as_ref(), &prompts, &mut on_token).map_err(Error::from)?
         }
         false => generate(&model, tokenizer.as_ref(), &params, &prompts, &mut on_token, None).map_err(Error::from)?,
@@ -130,6 +142,7 @@ fn answer_json(answer: &Completion) -> Value {
         "tokens": answer.tokens,
         "finish": answer.finish.to_string(),
         "score": answer.score,
+        "seed": answer.seed,
     })
 }
 
@@ -174,10 +187,17 @@ fn step_line(plan: &StepPlan, report: &RunReport) -> String {
     line
 }
 
-fn read_prompts(args: &GenerateArgs, tokenizer: Option<&Tokenizer>) -> Result<Vec<Vec<u32>>, Failure> {
+/// A prompt, and where its draws come from.
+struct Prompt {
+    tokens: Vec<u32>,
+    seed: RowSeed,
+}
+
+fn read_prompts(args: &GenerateArgs, tokenizer: Option<&Tokenizer>) -> Result<Vec<Prompt>, Failure> {
+    let alone = |tokens: Vec<u32>| vec![Prompt { tokens, seed: RowSeed::Shared }];
     match (&args.prompt, &args.tokens, &args.batch) {
-        (Some(text), ..) => Ok(vec![encode(text, tokenizer)?]),
-        (_, Some(tokens), _) => Ok(vec![tokens.clone()]),
+        (Some(text), ..) => Ok(alone(encode(text, tokenizer)?)),
+        (_, Some(tokens), _) => Ok(alone(tokens.clone())),
         (_, _, Some(path)) => read_batch(path, tokenizer),
         (None, None, None) => Err(Failure::usage("no prompt: give --prompt, --tokens or --batch")),
     }
@@ -191,7 +211,7 @@ pub fn encode(text: &str, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, Fai
     Ok(tokenizer.encode(text).map_err(Error::from)?)
 }
 
-fn read_batch(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<Vec<Vec<u32>>, Failure> {
+fn read_batch(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<Vec<Prompt>, Failure> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::usage(format!("cannot read '{}': {error}", path.display())))?;
     let mut prompts = Vec::new();
@@ -200,11 +220,15 @@ fn read_batch(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<Vec<Vec<u32>
         let value: Value =
             serde_json::from_str(line).map_err(|error| Failure::usage(format!("{}: {error}", place())))?;
         let tokens = value.get("tokens").map(|tokens| serde_json::from_value::<Vec<u32>>(tokens.clone()));
-        prompts.push(match (value.get("prompt").and_then(Value::as_str), tokens) {
+        let tokens = match (value.get("prompt").and_then(Value::as_str), tokens) {
             (Some(text), None) => encode(text, tokenizer)?,
             (None, Some(Ok(tokens))) => tokens,
             _ => return Err(Failure::usage(format!("{}: a \"prompt\" or \"tokens\" was expected", place()))),
-        });
+        };
+        let seed = serde_json::from_value(value.get("seed").cloned().unwrap_or_default());
+        let seed =
+            seed.map_err(|_| Failure::usage(format!("{}: a \"seed\" that is an integer was expected", place())))?;
+        prompts.push(Prompt { tokens, seed });
     }
     if prompts.is_empty() {
         return Err(Failure::usage(format!("'{}' has no prompts", path.display())));

@@ -14,7 +14,6 @@ mod copy_bandwidth;
 mod exit;
 mod fitting;
 mod generate;
-mod golden_case;
 mod inputs;
 mod inspect;
 mod inspect_folder;

@@ -112,6 +112,9 @@ pub struct SearchArgs {
     /// Report log-probabilities of each token and of the N likeliest
     #[arg(long, value_name = "N")]
     pub logprobs: Option<usize>,
+    /// Log-probabilities by the model's scores, or after all rules among the tokens that may be drawn
+    #[arg(long, value_name = "MODE", value_parser = ["raw", "processed"], requires = "logprobs")]
+    pub logprobs_mode: Option<String>,
     /// Go on behind tokens that end sequences
     #[arg(long)]
     pub ignore_eos: bool,
@@ -146,6 +149,7 @@ impl SearchArgs {
             ("length_penalty", self.length_penalty.map(Value::from)),
             ("early_stopping", self.early_stopping.map(Value::from)),
             ("logprobs", self.logprobs.map(Value::from)),
+            ("logprobs_mode", self.logprobs_mode.clone().map(Value::from)),
             ("ignore_eos", self.ignore_eos.then_some(Value::Bool(true))),
             ("include_stop_token", self.include_stop_token.then_some(Value::Bool(true))),
         ];

@@ -4,13 +4,13 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use precast::{TextOptions, open_text_model};
+use precast::generate::golden::{Difference, Golden, GoldenCase, GoldenError};
+use precast::{Error, TextFolder, TextOptions, open_text_model};
 use serde_json::{Value, json};
 
 use crate::Cx;
 use crate::args::{Shared, VerifyArgs};
 use crate::exit::{Exit, Failure};
-use crate::golden_case::{Golden, GoldenCase};
 use crate::output::Report;
 use crate::subject::options;
 
@@ -34,7 +34,7 @@ pub fn verify_folder(args: &VerifyArgs, shared: &Shared, cx: &Cx) -> Result<Repo
     let mut verdicts = Vec::new();
     let mut equal = 0;
     for case in &cases {
-        let differences = cx.console.during("verifying", None, || case.verify(&folder))?;
+        let differences = cx.console.during("verifying", None, || verify_case(case, &folder))?;
         let is_good = differences.is_empty();
         equal += usize::from(is_good);
         let _ = writeln!(text, "{}   {}", if is_good { "ok    " } else { "DIFFER" }, case.id);
@@ -66,6 +66,28 @@ pub fn verify_folder(args: &VerifyArgs, shared: &Shared, cx: &Cx) -> Result<Repo
         false => (Exit::Differ, Some("tokens differ".to_string())),
     };
     Ok(Report { text, json, exit, error })
+}
+
+/// Where what the folder says to a case differs, by the generator and by the engine.
+fn verify_case(case: &GoldenCase, folder: &TextFolder) -> Result<Vec<Difference>, Failure> {
+    let model = &folder.model;
+    let params = case.params(model).map_err(failure)?;
+    let mut differences = case.judge_generator(model, &params).map_err(failure)?;
+    if !case.generated.is_empty() && params.search.num_beams == 1 {
+        let engine = folder.engine(folder.engine_options())?;
+        differences.extend(case.judge_engine(&engine, model, &params).map_err(failure)?);
+    }
+    differences.extend(case.judge_logits(model, &params).map_err(failure)?);
+    differences.extend(case.judge_script(model, &params).map_err(failure)?);
+    Ok(differences)
+}
+
+fn failure(error: GoldenError) -> Failure {
+    match error {
+        GoldenError::Params { .. } => Failure::usage(error.to_string()),
+        GoldenError::Generate(error) => Error::from(error).into(),
+        GoldenError::Engine(error) => Error::from(error).into(),
+    }
 }
 
 fn read_cases(path: &Path, folder: &Path) -> Result<Chosen, Failure> {

@@ -1,7 +1,7 @@
 //! Whole answers to prompts: greedy, drawn, several draws of one prompt, or by beams.
 
 use crate::decoder_state::{DecoderState, StepObserver, StepStats};
-use crate::generator::{GenerateError, Generator, StepToken, check_batch, check_length, check_tokens};
+use crate::generator::{GenerateError, Generator, StepToken, check_batch, check_length, check_row_seeds, check_tokens};
 use crate::search::{BeamSearch, FinishReason, GeneratorParams, History, Hypothesis, apply_rules};
 use crate::text_model::TextModel;
 use crate::tokenizer::Tokenizer;
@@ -19,6 +19,8 @@ pub struct Completion {
     pub finish: FinishReason,
     /// Score of a beam search.
     pub score: Option<f64>,
+    /// The seed of its draws; a beam search draws nothing.
+    pub seed: Option<u64>,
 }
 
 /// Answers, and what was run for them.
@@ -28,7 +30,7 @@ pub struct Completions {
     pub answers: Vec<Completion>,
     /// What was run.
     pub stats: StepStats,
-    /// The seed of all draws.
+    /// The seed of all answers to prompts that have none of their own.
     pub seed: Option<u64>,
 }
 
@@ -72,6 +74,7 @@ pub fn generate(
         text: tokenizer.map(|_| text),
         finish: generator.finish_reason(row).unwrap_or(FinishReason::MaxLength),
         score: None,
+        seed: generator.row_seed(row),
     };
     let mut answers: Vec<Completion> = texts.into_iter().enumerate().map(answer).collect();
     answers.sort_by_key(|answer| answer.prompt);
@@ -89,6 +92,7 @@ fn generate_by_beams(
     params.check(model.vocabulary())?;
     let search = &params.search;
     check_batch(search.batch_size, prompts.len())?;
+    check_row_seeds(&params.row_seeds, prompts.len())?;
     for (row, prompt) in prompts.iter().enumerate() {
         check_tokens(row, prompt, model.vocabulary())?;
         check_length(row, 0, prompt.len(), search.max_length, model.config())?;
@@ -113,6 +117,7 @@ fn generate_by_beams(
             tokens: hypothesis.tokens,
             finish: if hypothesis.is_ended { FinishReason::Eos } else { limit(prompt) },
             score: Some(hypothesis.score),
+            seed: None,
         }));
     }
     Ok(Completions { answers, stats, seed: None })

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::config::GenerationConfig;
 use crate::decoder_state::{DecoderState, Sequence, StepObserver, StepStats};
-use crate::row_search::{ChoiceError, ChosenToken, Logprobs, RowSearch, SearchOptions};
-use crate::search::{FinishReason, GeneratorParams, ParamsError, RuleError};
+use crate::row_search::{ChoiceError, ChosenToken, Logprobs, RowDraws, RowSearch, SearchOptions};
+use crate::search::{FinishReason, GeneratorParams, ParamsError, RowSeed, RuleError};
 use crate::text_model::{StepError, TextModel};
 use crate::tokenizer::Tokenizer;
 
@@ -47,7 +47,7 @@ pub struct StepToken {
     pub id: u32,
     /// Text that is complete with it; empty without a tokenizer.
     pub text: String,
-    /// The logarithm of its probability before any rule, and the likeliest tokens with theirs, where asked for.
+    /// The logarithm of its probability, and the likeliest tokens with theirs, where asked for.
     pub logprobs: Option<(f64, Vec<(u32, f64)>)>,
     /// Why the row ended with it, if it did.
     pub finished: Option<FinishReason>,
@@ -56,6 +56,8 @@ pub struct StepToken {
 /// What one row knows beside its tokens.
 struct Row {
     search: RowSearch,
+    /// The row that was appended and that this one is, or was forked from.
+    appended: usize,
     finish: Option<FinishReason>,
     /// Scores that replace the model's for one step.
     given_logits: Option<Vec<f32>>,
@@ -65,6 +67,8 @@ struct Row {
 pub struct Generator {
     model: TextModel,
     options: Arc<SearchOptions>,
+    /// The seed of rows that have none of their own.
+    seed: u64,
     state: Option<DecoderState>,
     rows: Vec<Row>,
     observer: Option<StepObserver>,
@@ -103,13 +107,18 @@ impl Generator {
         };
         let config = &model.config().model;
         let (eos, length_max) = (config.eos_token_ids.clone(), params.search.max_length.min(config.context_length));
-        let options = Arc::new(SearchOptions { params, seed, eos, length_max, tokenizer, guide: None });
-        Ok(Generator { model: model.clone(), options, state: None, rows: Vec::new(), observer: None })
+        let options = Arc::new(SearchOptions { params, eos, length_max, tokenizer, guide: None });
+        Ok(Generator { model: model.clone(), options, seed, state: None, rows: Vec::new(), observer: None })
     }
 
-    /// The seed of all draws.
+    /// The seed of all rows that have none of their own.
     pub fn seed(&self) -> u64 {
-        self.options.seed
+        self.seed
+    }
+
+    /// The seed that a row draws by.
+    pub fn row_seed(&self, row: usize) -> Option<u64> {
+        self.rows.get(row).map(|row| row.search.draws().seed)
     }
 
     /// Tells someone what each step ran.
@@ -264,9 +273,10 @@ impl Generator {
     pub fn fork(&mut self, row: usize) -> Result<usize, GenerateError> {
         self.state_of(row)?.fork(row)?;
         let (parent, rows) = (&self.rows[row], self.rows.len());
-        let siblings = self.rows.iter().filter(|other| other.search.stream() == parent.search.stream()).count();
+        let (appended, given_logits) = (parent.appended, parent.given_logits.clone());
+        let siblings = self.rows.iter().filter(|other| other.appended == appended).count();
         let search = parent.search.fork(siblings as u32)?;
-        let new = Row { search, finish: parent.finish, given_logits: parent.given_logits.clone() };
+        let new = Row { search, appended, finish: parent.finish, given_logits };
         self.rows.push(new);
         self.retell(rows);
         Ok(rows)
@@ -289,6 +299,7 @@ impl Generator {
         }
         if is_first {
             check_batch(self.options.params.search.batch_size, tokens.len())?;
+            check_row_seeds(&self.options.params.row_seeds, tokens.len())?;
         }
         let config = self.model.config();
         for (row, tokens) in tokens.iter().enumerate() {
@@ -306,6 +317,7 @@ impl Generator {
         if self.state.is_some() {
             return Ok(());
         }
+        let rows: Vec<Row> = (0..tokens.len()).map(|row| self.new_row(row)).collect::<Result<_, _>>()?;
         let longest = tokens.iter().map(|tokens| tokens.len()).max().unwrap_or(0);
         let chunk = self.options.params.search.chunk_size;
         let mut state =
@@ -316,12 +328,20 @@ impl Generator {
         if let Some(observer) = self.observer.take() {
             state.observe(observer);
         }
-        self.state = Some(state);
-        for stream in 0..tokens.len() as u32 {
-            let search = RowSearch::new(self.options.clone(), stream, 0)?;
-            self.rows.push(Row { search, finish: None, given_logits: None });
-        }
+        (self.state, self.rows) = (Some(state), rows);
         Ok(())
+    }
+
+    /// A row that is appended.
+    fn new_row(&self, row: usize) -> Result<Row, GenerateError> {
+        let (seed, stream) = match self.options.params.row_seeds.get(row).copied().unwrap_or_default() {
+            RowSeed::Shared => (self.seed, row as u32),
+            // As if it were alone.
+            RowSeed::Own(seed) => (seed, 0),
+            RowSeed::FromSystem => (system_seed()?, 0),
+        };
+        let search = RowSearch::new(self.options.clone(), RowDraws { seed, stream, return_index: 0 })?;
+        Ok(Row { search, appended: row, finish: None, given_logits: None })
     }
 
     /// Reads the generated tokens of a row again, after some were dropped or copied.
@@ -347,7 +367,7 @@ impl Generator {
 
     /// Makes a picked token part of its row, and ends the row where it must.
     fn commit(&mut self, Picked { row, id, logprobs }: Picked) -> Result<StepToken, GenerateError> {
-        let Row { search, finish, given_logits } = &mut self.rows[row];
+        let Row { search, finish, given_logits, .. } = &mut self.rows[row];
         let length = self.state.as_ref().map_or(0, |state| state.rows()[row].tokens.len());
         let chosen = search.accept(id, length).map_err(|error| refused(row, error))?;
         let ChosenToken { text, is_kept, finish: finished, .. } = chosen;
@@ -390,6 +410,14 @@ fn refused(row: usize, error: ChoiceError) -> GenerateError {
 pub(crate) fn check_batch(batch_size: usize, rows: usize) -> Result<(), GenerateError> {
     match batch_size > 1 && batch_size != rows {
         true => Err(GenerateError::Input(format!("batch_size is {batch_size} and {rows} rows were given"))),
+        false => Ok(()),
+    }
+}
+
+/// Seeds of rows are those of all rows, or of none.
+pub(crate) fn check_row_seeds(seeds: &[RowSeed], rows: usize) -> Result<(), GenerateError> {
+    match !seeds.is_empty() && seeds.len() != rows {
+        true => Err(GenerateError::Input(format!("row_seeds has {} seeds and {rows} rows were given", seeds.len()))),
         false => Ok(()),
     }
 }

@@ -4,6 +4,8 @@
 //! A slot is a ring of positions: token p lies at p modulo the capacity. Layers that see a whole sequence have room for
 //! all of it, so nothing wraps; a layer with a window keeps the last tokens only.
 
+use std::collections::BTreeSet;
+
 use precast_tensor::DType;
 
 /// What one layer keeps.
@@ -42,6 +44,12 @@ impl LayerLayout {
     pub fn token_bytes(&self) -> usize {
         self.heads * (self.key_size + self.value_size) * self.dtype.size_bytes()
     }
+}
+
+/// Windows that layers have, the least first.
+pub fn windows_of(layouts: &[LayerLayout]) -> Vec<usize> {
+    let windows: BTreeSet<usize> = layouts.iter().filter_map(|layout| layout.window).collect();
+    windows.into_iter().collect()
 }
 
 /// Keys or values.

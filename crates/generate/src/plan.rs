@@ -147,8 +147,16 @@ pub enum ProgramSet {
 }
 
 impl ProgramSet {
+    /// Whether it has the Program of a shape.
+    pub(crate) fn has(&self, shape: StepShape) -> bool {
+        match self {
+            ProgramSet::Any => true,
+            ProgramSet::Ready(ready) => is_ready(ready, shape),
+        }
+    }
+
     /// The shape that is wanted, or where its Program is not there the first of the larger ones whose Program is.
-    fn choose(&self, wanted: StepShape, larger: impl Iterator<Item = StepShape>) -> StepShape {
+    pub(crate) fn choose(&self, wanted: StepShape, larger: impl Iterator<Item = StepShape>) -> StepShape {
         match self {
             ProgramSet::Any => wanted,
             ProgramSet::Ready(ready) => {

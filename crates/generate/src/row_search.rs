@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::engine::guidance::{GuidanceError, Guide, TokenMask};
 use crate::search::{
-    Draw, FinishReason, GeneratorParams, History, ParamsError, RuleError, StopMatcher, apply_rules_within, choose,
-    choose_likeliest, log_softmax_at, top_logprobs, uniform,
+    Draw, FinishReason, GeneratorParams, History, LogprobsMode, ParamsError, RuleError, StopMatcher,
+    apply_rules_within, choose, choose_likeliest, log_softmax_at, processed_logprobs, top_logprobs, uniform,
 };
 use crate::text_stream::TextStream;
 use crate::tokenizer::Tokenizer;
@@ -22,7 +22,7 @@ pub enum ChoiceError {
     Guidance(#[from] GuidanceError),
 }
 
-/// The logarithm of a token's probability before any rule, and the likeliest tokens with theirs.
+/// The logarithm of a token's probability, before any rule or after all of them, and the likeliest tokens with theirs.
 pub type Logprobs = (f64, Vec<(u32, f64)>);
 
 /// A token that was chosen and is part of the row from now on.
@@ -45,8 +45,6 @@ pub struct ChosenToken {
 pub struct SearchOptions {
     /// Options of the search.
     pub params: GeneratorParams,
-    /// The seed of all draws.
-    pub seed: u64,
     /// Tokens that end a sequence.
     pub eos: Vec<u32>,
     /// Tokens that a row may have.
@@ -57,12 +55,21 @@ pub struct SearchOptions {
     pub guide: Option<Guide>,
 }
 
+/// Which random numbers a row draws.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowDraws {
+    /// The seed.
+    pub seed: u64,
+    /// Which of the seed's streams.
+    pub stream: u32,
+    /// Which of the answers to one prompt.
+    pub return_index: u32,
+}
+
 /// How the tokens of one row are chosen.
 pub struct RowSearch {
     options: Arc<SearchOptions>,
-    /// Which stream of random numbers the row draws from.
-    stream: u32,
-    return_index: u32,
+    draws: RowDraws,
     /// Tokens generated in this turn.
     new_tokens: usize,
     text: Option<(TextStream, StopMatcher)>,
@@ -70,23 +77,23 @@ pub struct RowSearch {
 }
 
 impl RowSearch {
-    /// At the beginning of the answer of this number, with random numbers of this stream.
-    pub fn new(options: Arc<SearchOptions>, stream: u32, return_index: u32) -> Result<RowSearch, ParamsError> {
+    /// At the beginning of an answer that draws these random numbers.
+    pub fn new(options: Arc<SearchOptions>, draws: RowDraws) -> Result<RowSearch, ParamsError> {
         let text = new_text(&options)?;
         let guide = options.guide.clone();
-        Ok(RowSearch { options, stream, return_index, new_tokens: 0, text, guide })
+        Ok(RowSearch { options, draws, new_tokens: 0, text, guide })
     }
 
     /// The same row as another answer: all but its random numbers and its text, which is to be told again.
     pub fn fork(&self, return_index: u32) -> Result<RowSearch, ParamsError> {
         let (text, guide) = (new_text(&self.options)?, self.guide.clone());
-        let (stream, new_tokens) = (self.stream, self.new_tokens);
-        Ok(RowSearch { options: self.options.clone(), stream, return_index, new_tokens, text, guide })
+        let (draws, new_tokens) = (RowDraws { return_index, ..self.draws }, self.new_tokens);
+        Ok(RowSearch { options: self.options.clone(), draws, new_tokens, text, guide })
     }
 
-    /// Which stream of random numbers the row draws from.
-    pub fn stream(&self) -> u32 {
-        self.stream
+    /// Which random numbers the row draws.
+    pub fn draws(&self) -> RowDraws {
+        self.draws
     }
 
     /// Tokens generated in this turn.
@@ -194,10 +201,14 @@ impl RowSearch {
         let ban = |logits: &mut [f32]| mask.iter().for_each(|mask| mask.apply(logits));
         let mut logits = raw.to_vec();
         apply_rules_within(&mut logits, History { tokens, is_generated }, params, &self.options.eos, &ban)?;
-        let (stream, return_index) = (self.stream, self.return_index);
+        let RowDraws { seed, stream, return_index } = self.draws;
         let draw = Draw { stream, return_index, position: tokens.len() as u32 };
-        let id = choose(&logits, params, || uniform(self.options.seed, draw)).token;
-        Ok((id, params.logprobs.map(|count| (log_softmax_at(raw, id), top_logprobs(raw, count)))))
+        let id = choose(&logits, params, || uniform(seed, draw)).token;
+        let logprobs = |count: usize| match params.logprobs_mode {
+            LogprobsMode::Raw => (log_softmax_at(raw, id), top_logprobs(raw, count)),
+            LogprobsMode::Processed => processed_logprobs(&logits, params, id, count),
+        };
+        Ok((id, params.logprobs.map(logprobs)))
     }
 
     /// The token that must come next, if the grammar allows only one and nothing is wanted of its scores. Choosing it by

@@ -226,7 +226,16 @@ impl TextModel {
             return ProgramSet::Any;
         }
         let session = self.resident().map_or(&self.shared.session, |decoder| &decoder.scored.session);
-        ProgramSet::Ready(session.loaded().iter().filter_map(shape_of).collect())
+        ready_programs(session, PlanScores::Last)
+    }
+
+    /// As `ready`, for steps on caches of the host that give these scores, or none.
+    pub(crate) fn ready_on_host(&self, is_scored: bool, scores: PlanScores) -> ProgramSet {
+        match self.shared.pads_up {
+            true if is_scored => ready_programs(&self.shared.session, scores),
+            true => ready_programs(&self.shared.headless.session, PlanScores::Last),
+            false => ProgramSet::Any,
+        }
     }
 
     /// Which of the graph's inputs and outputs is what.
@@ -400,12 +409,21 @@ fn score_places(plan: &StepPlan) -> impl Iterator<Item = usize> {
     plan.rows.iter().flat_map(move |row| (0..scored).map(move |number| plan.position(row) * scored + number))
 }
 
-/// Sizes of a Program that gives one row of scores a sequence. The capacity is none where every layer has a window of its own.
-fn shape_of(bucket: &Bucket) -> Option<StepShape> {
+/// Programs of a Session that are there and give these scores.
+fn ready_programs(session: &Session, scores: PlanScores) -> ProgramSet {
+    ProgramSet::Ready(session.loaded().iter().filter_map(|bucket| shape_of(bucket, scores)).collect())
+}
+
+/// Sizes of a Program if it gives these scores of a sequence. The capacity is none where every layer has a window of its own.
+fn shape_of(bucket: &Bucket, scores: PlanScores) -> Option<StepShape> {
     let size =
         |symbol: &str| bucket.dims().find(|(name, _)| *name == symbol).and_then(|(_, size)| size.try_into().ok());
-    let is_plain = size(SCORED).is_none_or(|scored: usize| scored == 1);
-    is_plain.then_some(StepShape { rows: size(ROWS)?, length: size(LENGTH)?, capacity: size(CAPACITY).unwrap_or(0) })
+    let shape = StepShape { rows: size(ROWS)?, length: size(LENGTH)?, capacity: size(CAPACITY).unwrap_or(0) };
+    let wanted = match scores {
+        PlanScores::Last => 1,
+        PlanScores::All => shape.length,
+    };
+    size(SCORED).is_none_or(|scored: usize| scored == wanted).then_some(shape)
 }
 
 /// Elements of a float type as f32.
@@ -429,9 +447,13 @@ struct Ports<'m> {
     outputs: &'m [(OutputRole, DType)],
 }
 
+/// What lies behind the numbers of an input: the least of either integer type, which is no token, position or length. Who reads
+/// past the end of an input fails, or answers wrongly in every test, and not only where memory happens to hold something else.
+const GUARD: u64 = 0x8000_0000_8000_0000;
+
 /// One input of a step.
 pub(crate) enum Input {
-    /// Integers made from the plan.
+    /// Integers made from the plan, and a guard behind them.
     Integers { dtype: DType, shape: Vec<usize>, words: Vec<u64> },
     /// Keys or values where they lie.
     Cache { dtype: DType, layer: usize, half: Half, shape: [usize; 4] },
@@ -512,7 +534,7 @@ impl Input {
             DType::I32 => values.flat_map(|value| (value as i32).to_le_bytes()).collect(),
             _ => values.flat_map(i64::to_le_bytes).collect(),
         };
-        let mut words = vec![0u64; bytes.len().div_ceil(size_of::<u64>())];
+        let mut words = vec![GUARD; bytes.len().div_ceil(size_of::<u64>()) + 1];
         bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(&bytes);
         Input::Integers { dtype, shape, words }
     }

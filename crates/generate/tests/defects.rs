@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use precast::generate::{FinishReason, GenerateError, Generator, GeneratorParams, TextModel, generate};
+use precast::generate::{FinishReason, GenerateError, Generator, GeneratorParams, RowSeed, TextModel, generate};
 use precast::{TextOptions, open_text_model};
 use precast_onnx::proto::{
     AttributeProto, DimensionProto, DimensionValue, GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto,
@@ -14,7 +14,7 @@ use precast_onnx::proto::{
 };
 use proptest::prelude::*;
 use prost::Message;
-use support::{cases, check, data, model, model_with, overlay, params};
+use support::{cases, check, data, model, model_with, name, overlay, params};
 
 /// Greedy options of a model, without an end.
 fn endless(model: &TextModel, count: usize) -> GeneratorParams {
@@ -40,9 +40,9 @@ const WASTEFUL: &str = r#"{"length_buckets":[7,16],"chunk":16,"row_buckets":[5],
 
 /// Holds an edge case to its tokens, in wasteful Programs and in chunks too.
 fn check_edge_case(id: &str) {
-    let case = cases("edge_cases.json").into_iter().find(|case| case["id"] == id).unwrap();
+    let case = cases("edge_cases.json").into_iter().find(|case| case.id == id).unwrap();
     for tuning in ["{}", WASTEFUL] {
-        let model = model_with(case["model"].as_str().unwrap(), tuning);
+        let model = model_with(name(&case), tuning);
         for chunk in [None, Some(1), Some(3)] {
             let mut params = params(&model, &case);
             params.search.chunk_size = chunk;
@@ -100,15 +100,34 @@ fn defect_05_chunks_work_for_any_batch() {
     }
 }
 
+/// Ladders under which nearly every input is padded.
+const PADDED: [&str; 3] = ["{}", WASTEFUL, r#"{"length_buckets":[12],"chunk":12,"row_buckets":[8]}"#];
+
 #[test]
-fn defect_06_07_padded_rows_are_read_row_by_row() {
-    for ladders in ["{}", WASTEFUL, r#"{"length_buckets":[12],"chunk":12,"row_buckets":[8]}"#] {
+fn defect_06_padded_rows_are_read_row_by_row() {
+    for ladders in PADDED {
         let model = model_with("qwen2-fp32", ladders);
         assert_eq!(
             answers(&model, &endless(&model, 6), &RAGGED),
             solo(&model, &endless(&model, 6), &RAGGED),
             "{ladders}"
         );
+    }
+}
+
+/// Decoders that are given positions, i64 and i32. What lies behind the numbers of an input is no position, so a step that read
+/// past the end would fail; `cargo xtask sanitize` has this test under AddressSanitizer, where any such read ends it.
+#[test]
+fn defect_07_positions_are_not_read_past_their_end() {
+    let prompts: [&[u32]; 3] = [&[52], &[5, 6, 7, 8], &[10, 7, 33, 50, 12, 9, 77, 31, 64, 5]];
+    for name in ["hunyuan-fp32", "gpt2_like-fp32"] {
+        let plain = model(name);
+        assert!(plain.roles().position_ids.is_some(), "{name}");
+        let expected = solo(&plain, &endless(&plain, 6), &prompts);
+        for ladders in PADDED {
+            let model = model_with(name, ladders);
+            assert_eq!(answers(&model, &endless(&model, 6), &prompts), expected, "{name} {ladders}");
+        }
     }
 }
 
@@ -269,23 +288,6 @@ fn defect_24_31_caches_have_the_bytes_that_are_said() {
 }
 
 #[test]
-fn defect_32_what_filler_rows_hold_leaves_no_trace() {
-    let wasteful = model_with("llama-fp32", WASTEFUL);
-    let prompts: [&[u32]; 2] = [&[5, 6, 7, 8], &[9, 10, 11]];
-    let mut first = Generator::new(&wasteful, endless(&wasteful, 4)).unwrap();
-    first.append(&prompts).unwrap();
-    let expected = first.logits(0).unwrap().to_vec();
-    // The other row, whose tokens are the filler of shared Programs, is another one.
-    let mut second = Generator::new(&wasteful, endless(&wasteful, 4)).unwrap();
-    second.append(&[prompts[0], &[300, 2, 319, 1, 0]]).unwrap();
-    assert_eq!(second.logits(0).unwrap(), expected);
-    for _ in 0..4 {
-        assert_eq!(first.next().unwrap()[0].id, second.next().unwrap()[0].id);
-        assert_eq!(first.logits(0).unwrap(), second.logits(0).unwrap());
-    }
-}
-
-#[test]
 fn forks_scores_and_draws_belong_to_their_row() {
     let model = model("llama-fp32");
     let mut params = endless(&model, 8).temperature(1.5).top_k(0).seed(7);
@@ -306,6 +308,31 @@ fn forks_scores_and_draws_belong_to_their_row() {
     let next: Vec<u32> = generator.next().unwrap().iter().map(|token| token.id).collect();
     assert_eq!(next[1], 86, "the fork goes on as the golden case does");
     assert!(generator.set_logits(0, &[0.0]).is_err() && generator.logits(9).is_err());
+}
+
+#[test]
+fn a_row_with_its_own_seed_draws_as_it_does_alone() {
+    let model = model("llama-fp32");
+    let drawing = || endless(&model, 8).temperature(1.5).top_k(0);
+    let prompts: [&[u32]; 4] = [&[5, 6, 7, 8], &[9, 10], &[9, 10], &[11]];
+    let seeds = [RowSeed::Shared, RowSeed::Own(7), RowSeed::Own(8), RowSeed::FromSystem];
+    let mut params = drawing().seed(3).row_seeds(seeds);
+    params.search.num_return_sequences = 2;
+    let batch = generate(&model, None, &params, &prompts, &mut |_| (), None).unwrap().answers;
+    let told: Vec<u64> = batch.iter().step_by(2).map(|answer| answer.seed.unwrap()).collect();
+    assert_eq!(told[..3], [3, 7, 8]);
+    for (row, seed) in told.into_iter().enumerate() {
+        let mut alone = drawing().seed(seed);
+        alone.search.num_return_sequences = 2;
+        let expected = answers(&model, &alone, &[prompts[row]]);
+        assert_eq!([&batch[2 * row].tokens, &batch[2 * row + 1].tokens], [&expected[0], &expected[1]], "row {row}");
+    }
+    // A row that shares the seed draws what it did without the others' own.
+    let shared = answers(&model, &drawing().seed(3), &prompts);
+    let own_first = [RowSeed::Own(7), RowSeed::Shared, RowSeed::Shared, RowSeed::Shared];
+    assert_eq!(answers(&model, &drawing().seed(3).row_seeds(own_first), &prompts)[1..], shared[1..]);
+    let error = Generator::new(&model, drawing().row_seeds(seeds)).unwrap().append(&prompts[..2]).unwrap_err();
+    assert_eq!(error.to_string(), "row_seeds has 4 seeds and 2 rows were given");
 }
 
 #[test]

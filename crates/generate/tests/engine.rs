@@ -5,14 +5,19 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use precast::generate::config::{Folder, SpeculativeConfig};
 use precast::generate::engine::{EngineError, Event, Guidance, Request, RequestHandle, complete};
-use precast::generate::{Engine, EngineOptions, FinishReason, GeneratorParams, TextModel, Tokenizer, generate};
+use precast::generate::golden::GoldenCase;
+use precast::generate::{
+    Engine, EngineOptions, FinishReason, Generator, GeneratorParams, LogprobsMode, RowSeed, TextModel, Tokenizer,
+    generate,
+};
 use precast::{TextOptions, open_text_model};
 use serde_json::Value;
-use support::{cases, data, model, model_with, overlay, params, rows};
+use support::{data, model, model_with, name, overlay, params, prompt_cases};
 
 /// Models that an engine may cut and batch.
 const MODELS: [&str; 7] =
@@ -84,27 +89,25 @@ fn lookup(ngram_size: usize) -> SpeculativeConfig {
 
 #[test]
 fn golden_tokens_come_from_the_engine_with_one_request_and_with_all_at_once() {
-    let mut by_model: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-    let edge = cases("edge_cases.json").into_iter().filter(|case| case.get("prompts").is_some());
-    let own = cases("own_cases.json").into_iter().chain(cases("family_cases.json"));
-    for case in cases("golden.json").into_iter().chain(edge).chain(own) {
-        by_model.entry(case["model"].as_str().unwrap().to_string()).or_default().push(case);
+    let mut by_model: BTreeMap<String, Vec<GoldenCase>> = BTreeMap::new();
+    for case in prompt_cases() {
+        by_model.entry(name(&case).to_string()).or_default().push(case);
     }
     let mut compared = 0;
     for (name, cases) in by_model {
         let model = model(&name);
-        let cases: Vec<&Value> = cases.iter().filter(|case| params(&model, case).search.num_beams == 1).collect();
+        let cases: Vec<&GoldenCase> = cases.iter().filter(|case| params(&model, case).search.num_beams == 1).collect();
         let engine = engine(&model, EngineOptions { speculation: lookup(2), prefix_caching: true, ..options(&model) });
-        let send = |case: &Value, row: usize| {
+        let send = |case: &GoldenCase, row: usize| {
             let mut params = params(&model, case);
             params.search.batch_size = 1;
-            engine.submit(Request::new(rows(&case["prompts"])[row].clone(), params)).unwrap()
+            engine.submit(Request::new(case.prompts[row].clone(), params)).unwrap()
         };
-        let all: Vec<(RequestHandle, Vec<u32>, String)> = cases
+        let all: Vec<(RequestHandle, Vec<u32>, &String)> = cases
             .iter()
             .flat_map(|case| {
-                let expected = rows(&case["generated"]).into_iter().enumerate();
-                expected.map(|(row, expected)| (send(case, row), expected, case["id"].to_string())).collect::<Vec<_>>()
+                let expected = case.generated.iter().enumerate();
+                expected.map(|(row, expected)| (send(case, row), expected.clone(), &case.id)).collect::<Vec<_>>()
             })
             .collect();
         for (handle, expected, id) in &all {
@@ -112,8 +115,7 @@ fn golden_tokens_come_from_the_engine_with_one_request_and_with_all_at_once() {
             compared += 1;
         }
         for case in cases.iter().take(3) {
-            let expected = rows(&case["generated"]);
-            assert_eq!(kept(&model, answer(&send(case, 0))), expected[0], "{} by itself", case["id"]);
+            assert_eq!(kept(&model, answer(&send(case, 0))), case.generated[0], "{} by itself", case.id);
         }
         let metrics = engine.metrics().unwrap();
         assert_eq!(metrics.pages_free + metrics.pages_shared, metrics.pages_total, "{name}");
@@ -345,6 +347,37 @@ fn a_turn_goes_on_where_it_ended_and_can_be_taken_back() {
     drop(handle);
     while engine.metrics().unwrap().parked > 0 {}
     assert_eq!(engine.metrics().unwrap().pages_free, 16);
+}
+
+#[test]
+fn rows_behind_a_window_keep_the_pages_of_their_last_tokens() {
+    for name in ["gemma2-fp32", "smollm3_local-fp32"] {
+        let model = model(name);
+        assert!(model.layers().iter().any(|layer| layer.window.is_some()), "{name}");
+        let params = GeneratorParams { ignore_eos: true, ..GeneratorParams::new(model.config().search.clone()) };
+        let params = params.max_new_tokens(25);
+        let prompt: Vec<u32> = (0..33).map(|position| 3 + 7 * position % 90).collect();
+        for prefix_caching in [false, true] {
+            // Every step is followed by a check of all pages.
+            let engine = engine(&model, EngineOptions { prefix_caching, ..options(&model) });
+            let request = Request { keeps_turn: true, ..Request::new(prompt.clone(), params.clone()) };
+            let handle = engine.submit(request).unwrap();
+            let first = answer(&handle).0;
+            assert_eq!(first, alone(&model, &params, &prompt), "{name}");
+            let go_on = |tokens: &[u32]| {
+                handle.continue_with(tokens).unwrap();
+                answer(&handle).0
+            };
+            let second = go_on(&[8, 9]);
+            assert_eq!(second, alone(&model, &params, &[&prompt[..], &first, &[8, 9]].concat()), "{name}");
+            // What the end of the turn before sees was let go of, or is an entry of the prefix cache.
+            handle.rewind_turn().unwrap();
+            assert_eq!(go_on(&[8, 9]), second, "{name}");
+            let other = engine.submit(Request::new(prompt.clone(), params.clone())).unwrap();
+            assert_eq!(answer(&other).0, first, "{name}");
+            assert_eq!(engine.metrics().unwrap().prefix_hit_tokens > 0, prefix_caching, "{name}");
+        }
+    }
 }
 
 #[test]
@@ -621,6 +654,77 @@ fn log_probabilities_are_those_of_a_distribution() {
         seen += 1;
     }
     assert_eq!(seen, 12);
+}
+
+#[test]
+fn processed_log_probabilities_are_those_of_what_may_be_drawn() {
+    let model = model("phi3-fp32");
+    let engine = engine(&model, options(&model));
+    let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(12);
+    params = params.temperature(0.7).top_k(3).seed(5);
+    (params.logprobs, params.logprobs_mode, params.ignore_eos) = (Some(20), LogprobsMode::Processed, true);
+    let prompt: &[u32] = &[5, 6, 7, 5, 6];
+    let handle = engine.submit(Request::new(prompt.to_vec(), params.clone())).unwrap();
+    let mut told = Vec::new();
+    for event in handle.events() {
+        let Event::Token(token) = event else { continue };
+        let (logprob, top) = token.logprobs.unwrap();
+        // All three that may be drawn, which share what there is, and the drawn one among them.
+        assert!(top.len() == 3 && top.contains(&(token.id, logprob)), "{top:?}");
+        assert!((top.iter().map(|(_, logprob)| logprob.exp()).sum::<f64>() - 1.0).abs() < 1e-9, "{top:?}");
+        told.push((token.id, logprob));
+    }
+    assert_eq!(told.len(), 12);
+    let mut generator = Generator::new(&model, params).unwrap();
+    generator.append(&[prompt]).unwrap();
+    for (id, logprob) in told {
+        let token = generator.next().unwrap().remove(0);
+        assert_eq!(token.id, id);
+        assert!((token.logprobs.unwrap().0 - logprob).abs() < 1e-4);
+    }
+}
+
+#[test]
+fn a_step_of_an_engine_takes_a_larger_program_that_is_there() {
+    let on_miss = Some("pad-to-larger,wait".parse().unwrap());
+    let options_of_model = TextOptions { on_miss, ..TextOptions::default() };
+    let model = open_text_model(&data().join("llama-fp32"), &options_of_model).unwrap().model;
+    let shapes = Arc::new(Mutex::new(Vec::new()));
+    let seen = shapes.clone();
+    let model = model.watched(Arc::new(move |plan, _, _| {
+        seen.lock().unwrap().push((plan.rows.len(), plan.shape.rows, plan.shape.length));
+    }));
+    let engine = engine(&model, options(&model));
+    let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(4);
+    params.ignore_eos = true;
+    let first: [&[u32]; 3] = [&[9; 12], &[8; 12], &[7; 12]];
+    complete(&engine, &params, None, &first, &mut |_| ()).unwrap();
+    shapes.lock().unwrap().clear();
+    let second: [&[u32]; 2] = [&[5, 6, 7, 8], &[9, 10, 11]];
+    let answers = complete(&engine, &params, None, &second, &mut |_| ()).unwrap().answers;
+    for (prompt, answer) in second.iter().zip(&answers) {
+        assert_eq!(answer.tokens, alone(&support::model("llama-fp32"), &params, prompt));
+    }
+    let shapes = shapes.lock().unwrap();
+    let is_there = |&(_, rows, length): &(usize, usize, usize)| [(1, 12), (3, 1)].contains(&(rows, length));
+    assert!(shapes.iter().all(is_there), "what was there for 12 tokens and 3 rows serves fewer: {shapes:?}");
+    assert!(shapes.contains(&(2, 3, 1)) && shapes.contains(&(1, 1, 12)), "{shapes:?}");
+}
+
+#[test]
+fn prompts_have_seeds_of_their_own() {
+    let model = model("llama-fp32");
+    let engine = engine(&model, options(&model));
+    let params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(8).temperature(1.5).top_k(0);
+    let prompts: [&[u32]; 3] = [&[5, 6], &[5, 6], &[7]];
+    let seeds = [RowSeed::Own(7), RowSeed::Own(8), RowSeed::FromSystem];
+    let answers = complete(&engine, &params.clone().row_seeds(seeds), None, &prompts, &mut |_| ()).unwrap().answers;
+    for (prompt, answer) in prompts.iter().zip(&answers) {
+        assert_eq!(answer.tokens, alone(&model, &params.clone().seed(answer.seed.unwrap()), prompt));
+    }
+    assert_eq!((answers[0].seed, answers[1].seed), (Some(7), Some(8)));
+    let error = engine.submit(Request::new(vec![5], params.row_seeds(seeds))).map(drop).unwrap_err().to_string();
+    assert_eq!(error, "row_seeds are those of several rows; a request has one seed, random_seed");
 }
 
 #[test]

@@ -3,71 +3,49 @@
 
 mod support;
 
-use precast::generate::{Generator, TextModel};
-use serde_json::Value;
-use support::{cases, check, check_script, model, model_with, params, rows, scripts};
-
-/// Scores may differ from those of other implementations by this much.
-const LOGITS_TOLERANCE: f32 = 1e-4;
+use precast::generate::golden::GoldenCase;
+use support::{cases, check, check_logits, check_script, model, model_with, name, params, scripts};
 
 /// Cases of hard inputs: those that were shipped, our own for int32 ids and caches in one tensor, and those of the families
 /// that the public builder exports.
-fn edge_cases() -> Vec<Value> {
-    let has_prompts = |case: &Value| case.get("prompts").is_some();
-    let shipped = cases("edge_cases.json").into_iter().filter(has_prompts);
+fn edge_cases() -> Vec<GoldenCase> {
+    let shipped = cases("edge_cases.json").into_iter().filter(|case| !case.prompts.is_empty());
     shipped.chain(cases("own_cases.json")).chain(cases("family_cases.json")).collect()
-}
-
-fn check_logits(model: &TextModel, case: &Value, heads: &[Vec<f32>]) {
-    let mut params = params(model, case);
-    params.search.num_beams = 1;
-    let mut generator = Generator::new(model, params).unwrap();
-    let prompts = rows(&case["prompts"]);
-    generator.append(&prompts.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
-    for (row, head) in heads.iter().enumerate() {
-        let logits = generator.logits(row).unwrap();
-        for (found, expected) in logits.iter().zip(head) {
-            assert!((found - expected).abs() <= LOGITS_TOLERANCE, "{}: {found} is not {expected}", case["id"]);
-        }
-    }
 }
 
 #[test]
 fn golden_tokens_are_those_of_other_implementations() {
-    for case in cases("golden.json") {
-        let model = model(case["model"].as_str().unwrap());
-        check(&model, &params(&model, &case), &case, "");
-        if let Some(head) = case.get("first_logits_row0_head") {
-            check_logits(&model, &case, &[serde_json::from_value(head.clone()).unwrap()]);
-        }
+    for case in &cases("golden.json") {
+        let model = model(name(case));
+        let params = params(&model, case);
+        check(&model, &params, case, "");
+        check_logits(&model, &params, case);
     }
 }
 
 #[test]
 fn golden_edge_cases_give_their_tokens_and_scores() {
     for case in &edge_cases() {
-        let model = model(case["model"].as_str().unwrap());
-        check(&model, &params(&model, case), case, "");
-        check_logits(
-            &model,
-            case,
-            &serde_json::from_value::<Vec<Vec<f32>>>(case["first_logits_head"].clone()).unwrap(),
-        );
+        let model = model(name(case));
+        let params = params(&model, case);
+        check(&model, &params, case, "");
+        assert!(case.first_logits_head.is_some(), "{}", case.id);
+        check_logits(&model, &params, case);
     }
 }
 
 #[test]
 fn golden_scripts_of_calls_give_their_tokens() {
     for case in &scripts() {
-        let model = model(case["model"].as_str().unwrap());
-        check_script(&model, params(&model, case), case, "");
+        let model = model(name(case));
+        check_script(&model, &params(&model, case), case, "");
     }
 }
 
 #[test]
 fn golden_tokens_do_not_depend_on_chunks() {
     for case in &edge_cases() {
-        let model = model(case["model"].as_str().unwrap());
+        let model = model(name(case));
         for chunk in [1, 3, 8, 25] {
             let mut params = params(&model, case);
             params.search.chunk_size = Some(chunk);
@@ -84,7 +62,7 @@ fn golden_tokens_do_not_depend_on_ladders() {
     ];
     for ladders in ladders {
         for case in edge_cases().iter().chain(&cases("golden.json")) {
-            let model = model_with(case["model"].as_str().unwrap(), ladders);
+            let model = model_with(name(case), ladders);
             check(&model, &params(&model, case), case, ladders);
         }
     }

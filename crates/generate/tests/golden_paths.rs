@@ -7,19 +7,15 @@ mod support;
 use std::sync::{Arc, Mutex};
 
 use precast::RunReport;
+use precast::generate::golden::GoldenCase;
 use precast::generate::{Generator, TextModel};
-use serde_json::Value;
-use support::{check, check_script, model, model_with, params, prompt_cases, reference_model, rows, scripts};
+use support::{check, check_script, model, model_with, name, params, prompt_cases, reference_model, scripts};
 
 /// Chunks that cut prompts in the middle, at their ends and not at all.
 const CHUNKS: [usize; 6] = [1, 3, 4, 9, 10, 64];
 
-fn name(case: &Value) -> &str {
-    case["model"].as_str().unwrap()
-}
-
 /// Paths of all steps of one row.
-fn paths_of(model: &TextModel, case: &Value) -> Vec<String> {
+fn paths_of(model: &TextModel, case: &GoldenCase) -> Vec<String> {
     let paths = Arc::new(Mutex::new(Vec::new()));
     let seen = paths.clone();
     let mut params = params(model, case);
@@ -29,8 +25,7 @@ fn paths_of(model: &TextModel, case: &Value) -> Vec<String> {
     generator.observe(Box::new(move |_: &_, report: &RunReport| {
         seen.lock().unwrap().push(format!("{:?}", report.path));
     }));
-    let prompts = rows(&case["prompts"]);
-    generator.append(&[&prompts[0]]).unwrap();
+    generator.append(&[&case.prompts[0]]).unwrap();
     generator.next().unwrap();
     let paths = paths.lock().unwrap();
     paths.clone()
@@ -44,7 +39,7 @@ fn golden_tokens_are_those_of_the_reference() {
     }
     for case in &scripts() {
         let model = reference_model(name(case));
-        check_script(&model, params(&model, case), case, "by reference");
+        check_script(&model, &params(&model, case), case, "by reference");
     }
     let case = &prompt_cases()[0];
     assert!(paths_of(&reference_model(name(case)), case).iter().all(|path| path == "Reference"));
@@ -61,7 +56,7 @@ fn golden_tokens_are_the_same_on_every_prompt_bucket() {
         }
         for case in &scripts() {
             let model = model_with(name(case), &ladders);
-            check_script(&model, params(&model, case), case, &ladders);
+            check_script(&model, &params(&model, case), case, &ladders);
         }
     }
 }
@@ -81,7 +76,7 @@ fn golden_tokens_are_the_same_in_chunks_of_any_size() {
         for chunk in CHUNKS {
             let mut params = params(&model, case);
             params.search.chunk_size = Some(chunk);
-            check_script(&model, params, case, &format!("in chunks of {chunk}"));
+            check_script(&model, &params, case, &format!("in chunks of {chunk}"));
         }
     }
 }
@@ -90,18 +85,16 @@ fn golden_tokens_are_the_same_in_chunks_of_any_size() {
 fn golden_rows_are_the_same_alone_and_beside_copies_of_themselves() {
     for case in &prompt_cases() {
         let model = model(name(case));
-        let (prompts, answers, finish) = (rows(&case["prompts"]), rows(&case["generated"]), &case["finish"]);
-        let returned = answers.len() / prompts.len();
-        for (row, prompt) in prompts.iter().enumerate() {
-            let of_row = &answers[row * returned..(row + 1) * returned];
-            let finish_of_row = &finish.as_array().unwrap()[row * returned..(row + 1) * returned];
+        let returned = case.generated.len() / case.prompts.len();
+        for (row, prompt) in case.prompts.iter().enumerate() {
+            let of_row = row * returned..(row + 1) * returned;
             for copies in [1, 3] {
-                let mut alone = case.clone();
-                alone["prompts"] = Value::from(vec![prompt.clone(); copies]);
-                alone["generated"] =
-                    Value::from(of_row.iter().cloned().cycle().take(copies * returned).collect::<Vec<_>>());
-                alone["finish"] =
-                    Value::from(finish_of_row.iter().cloned().cycle().take(copies * returned).collect::<Vec<_>>());
+                let alone = GoldenCase {
+                    prompts: vec![prompt.clone(); copies],
+                    generated: vec![&case.generated[of_row.clone()]; copies].concat(),
+                    finish: vec![&case.finish[of_row.clone()]; copies].concat(),
+                    ..case.clone()
+                };
                 check(&model, &params(&model, case), &alone, &format!("row {row}, {copies} times"));
             }
         }

@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use crate::arithmetic::Arithmetic;
+use crate::cached_attention_hidden::SeenValues;
 use crate::cached_attention_lines::{
     add_weighted, ask_for, cap, divide_row, divide_row_into, mask_unless, rotate, scale_row, score_keys, weigh_row,
 };
@@ -299,9 +300,39 @@ impl Stretch {
 }
 
 impl<'a> Work<'a> {
-    /// Slots of a row that hold a token.
+    /// Slots of a row that a query sees, those of lower numbers first. A window leaves slots out: they hold tokens that are too
+    /// far back, or what is left of tokens that were dropped, which may be anything.
+    fn seen_slots(&self, row: usize, step: usize) -> [Range<usize>; 2] {
+        let slots = self.attention.slots;
+        let cached = if slots == 0 { 0 } else { self.inputs.lengths[row] as usize };
+        let kept = cached.min(slots);
+        let first = match self.attention.window {
+            0 => cached - kept,
+            window => (cached + step + 1).saturating_sub(window).clamp(cached - kept, cached),
+        };
+        if cached <= slots {
+            return [first..cached, 0..0];
+        }
+        let (start, count) = (first % slots, cached - first);
+        match start + count <= slots {
+            true => [start..start + count, 0..0],
+            false => [0..start + count - slots, start..slots],
+        }
+    }
+
+    /// Slots of a row that its first query sees.
     fn filled(&self, row: usize) -> usize {
-        (self.inputs.lengths[row] as usize).min(self.attention.slots)
+        self.seen_slots(row, 0).iter().map(Range::len).sum()
+    }
+
+    /// Some of the slots that the first query of a row sees, by their place among these.
+    fn slots_at(&self, row: usize, places: Range<usize>) -> [Stretch; 2] {
+        let [low, high] = self.seen_slots(row, 0);
+        let within = |slots: &Range<usize>, before: usize| {
+            let place = |place: usize| slots.start + place.saturating_sub(before).min(slots.len());
+            Stretch::Cached(place(places.start)..place(places.end))
+        };
+        [within(&low, 0), within(&high, low.len())]
     }
 
     /// Keys and values of a stretch.
@@ -321,7 +352,7 @@ impl<'a> Work<'a> {
     }
 
     /// Which keys of a stretch a query sees, where that is a range; else the ring has them in another order.
-    fn seen(&self, step: usize, stretch: &Stretch) -> Option<Range<usize>> {
+    pub(crate) fn seen(&self, step: usize, stretch: &Stretch) -> Option<Range<usize>> {
         let window = self.attention.window;
         match stretch {
             Stretch::Cached(keys) => (window == 0).then_some(0..keys.len()),
@@ -355,7 +386,7 @@ impl<'a> Work<'a> {
     }
 
     /// Whether a query sees the token in a slot: the last one that the slot was written for.
-    fn sees_slot(&self, row: usize, step: usize, slot: usize) -> bool {
+    pub(crate) fn sees_slot(&self, row: usize, step: usize, slot: usize) -> bool {
         let (cached, slots) = (i64::from(self.inputs.lengths[row]), self.attention.slots as i64);
         let token = cached - 1 - (cached - 1 - slot as i64).rem_euclid(slots);
         token >= 0 && token + self.attention.window as i64 > cached + step as i64
@@ -418,21 +449,24 @@ impl<'a> Work<'a> {
         let (group, size) = (attention.group(), attention.size);
         let filled = self.filled(row);
         let keys = stretch * DECODE_KEYS..((stretch + 1) * DECODE_KEYS).min(filled + 1);
-        let cached = Stretch::Cached(keys.start..keys.end.min(filled));
+        let [low, high] = self.slots_at(row, keys.start..keys.end.min(filled));
         let new = Stretch::New(0..keys.end.saturating_sub(filled));
         let queries = &self.queries[(row * attention.kv_heads + kv_head) * group * size..][..group * size];
         let part_len = attention.part_len();
         // Keys of the next task, which are asked for while values are read, as values are while keys are.
-        let next = match (stretch + 1) * DECODE_KEYS <= filled {
-            true => (row * attention.kv_heads + kv_head) * attention.slots + keys.end,
-            false => (row * attention.kv_heads + kv_head + 1) * attention.slots,
+        let next = match ((stretch + 1) * DECODE_KEYS <= filled, &low, &high) {
+            (true, Stretch::Cached(low), Stretch::Cached(high)) => {
+                let last = if high.is_empty() { low } else { high };
+                (row * attention.kv_heads + kv_head) * attention.slots + last.end
+            }
+            _ => (row * attention.kv_heads + kv_head + 1) * attention.slots,
         };
         let next_keys = self.inputs.keys.get(next * size..).unwrap_or(&[]);
         for (number, queries) in queries.chunks(QUERIES_TOGETHER * size).enumerate() {
             let mut scores = [[0.0; DECODE_KEYS]; QUERIES_TOGETHER];
             let members = queries.len() / size;
             let mut start = 0;
-            for stretch in [&cached, &new] {
+            for stretch in [&low, &high, &new] {
                 let (keys, values) = self.sources(row, kv_head, stretch);
                 for some in keys_together(stretch.len()) {
                     ask_for(&values[some.start * size..some.end * size]);
@@ -459,7 +493,7 @@ impl<'a> Work<'a> {
                 statistics.copy_from_slice(&[largest, sum]);
             }
             let mut start = 0;
-            for stretch in [&cached, &new] {
+            for stretch in [&low, &high, &new] {
                 let values = self.sources(row, kv_head, stretch).1;
                 for some in keys_together(stretch.len()) {
                     ask_for(next_keys.get(some.start * size..some.end * size).unwrap_or(&[]));
@@ -538,6 +572,7 @@ impl<'a> Work<'a> {
         let head = (row * attention.kv_heads + kv_head) * attention.length;
         let queries = &self.queries[(head + steps.start) * group * size..][..rows * size];
         for stretch in self.stretches(row, &steps, BLOCK_KEYS) {
+            let values = SeenValues::new(self, row, kv_head, &steps, &stretch);
             self.score_block(row, kv_head, queries, &stretch, scores, packing);
             for (member, scores) in scores.chunks_exact_mut(BLOCK_KEYS).enumerate() {
                 let scores = &mut scores[..stretch.len()];
@@ -550,7 +585,8 @@ impl<'a> Work<'a> {
                 }
                 (largest[member], totals[member]) = (now, totals[member] * kept + sum);
             }
-            self.add_values(row, kv_head, rows, &stretch, scores, sums, packing);
+            self.add_values(rows, &values, stretch.len(), scores, sums, packing);
+            values.add_wild(&stretch, |member| steps.start + member / group, (scores, BLOCK_KEYS), sums);
         }
         for (member, (sums, &total)) in sums.chunks_exact(size).zip(totals.iter()).enumerate() {
             let token = row * attention.length + steps.start + member / group;
@@ -573,7 +609,8 @@ impl<'a> Work<'a> {
         };
         let first_new =
             if self.attention.window == 0 { 0 } else { (steps.start + 1).saturating_sub(self.attention.window) };
-        cut(0..self.filled(row)).map(Stretch::Cached).chain(cut(first_new..steps.end).map(Stretch::New))
+        let cached = self.seen_slots(row, steps.start).into_iter().flat_map(cut).map(Stretch::Cached);
+        cached.chain(cut(first_new..steps.end).map(Stretch::New))
     }
 
     fn score_block(
@@ -598,21 +635,17 @@ impl<'a> Work<'a> {
 
     fn add_values(
         &self,
-        row: usize,
-        kv_head: usize,
         rows: usize,
-        stretch: &Stretch,
+        values: &SeenValues,
+        keys: usize,
         weights: &[f32],
         sums: &mut [f32],
         packing: &mut [f32],
     ) {
-        let [_, shape] = self.attention.products(rows, stretch.len());
+        let [_, shape] = self.attention.products(rows, keys);
         let item = Item {
             a: MatrixA::Rows { data: weights, stride: BLOCK_KEYS },
-            b: SourceB::Matrix(MatrixB::Rows {
-                data: self.sources(row, kv_head, stretch).1,
-                stride: self.attention.size,
-            }),
+            b: SourceB::Matrix(MatrixB::Rows { data: values.tame(), stride: self.attention.size }),
             c_start: 0,
             bias: Bias::None,
         };

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use crate::cached_attention::{CachedAttention, Stretch, Work};
+use crate::cached_attention_hidden::SeenValues;
 use crate::cached_attention_lines::divide_row_into;
 #[cfg(target_arch = "x86_64")]
 use crate::cached_attention_tiles::{ScoreTile, ValueTile, weigh};
@@ -84,6 +85,7 @@ impl Work<'_> {
         block.begin(&mut scratch);
         for stretch in self.stretches(row, &block.steps, STRETCH_KEYS) {
             block.transpose_keys(&stretch, scratch.keys);
+            let values = SeenValues::new(self, row, kv_head, &block.steps, &stretch);
             for strip in block.strips() {
                 #[cfg(not(target_arch = "x86_64"))]
                 unreachable!("{strip:?}: Exec refuses what the machine lacks");
@@ -91,7 +93,7 @@ impl Work<'_> {
                 // SAFETY: an `Isa` reaches a kernel only through `Exec`, which checked that this machine has it, and blocks
                 // are cut into strips where it has AVX-512.
                 unsafe {
-                    block.run_strip(&stretch, strip, &mut scratch)
+                    block.run_strip(&stretch, strip, &values, &mut scratch)
                 };
             }
         }
@@ -159,7 +161,7 @@ impl Block<'_> {
     /// Takes the keys of a stretch that a strip sees through both products.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
-    fn run_strip(&self, stretch: &Stretch, strip: Range<usize>, scratch: &mut Scratch) {
+    fn run_strip(&self, stretch: &Stretch, strip: Range<usize>, values: &SeenValues, scratch: &mut Scratch) {
         let (work, size, rows) = (self.work, self.attention().size, strip.len());
         let stretch = work.seen_part(self.step_of(strip.end - 1), stretch);
         let count = stretch.len();
@@ -194,19 +196,20 @@ impl Block<'_> {
             scratch.largest[member] = now;
             scratch.totals[member] = scratch.totals[member] * *kept + sum;
         }
-        let values = work.sources(self.row, self.kv_head, &stretch).1;
         for first in (0..size).step_by(PANEL_KEYS) {
             let tile = ValueTile {
                 rows,
                 weights: scratch.scores,
                 count,
-                values: &values[first..],
+                values: &values.tame()[first..],
                 size,
                 kept: &kept,
                 sums: &mut scratch.sums[strip.start * size + first..strip.end * size],
             };
             tile.run(size - first <= PANEL_KEYS / 2);
         }
+        let sums = &mut scratch.sums[strip.start * size..strip.end * size];
+        values.add_wild(&stretch, |member| self.step_of(strip.start + member), (scratch.scores, STRETCH_KEYS), sums);
     }
 
     /// Sums become results.

@@ -10,6 +10,7 @@ pub mod arena;
 pub mod arithmetic;
 pub mod attention;
 pub mod cached_attention;
+mod cached_attention_hidden;
 mod cached_attention_lines;
 mod cached_attention_strips;
 #[cfg(target_arch = "x86_64")]

@@ -16,6 +16,7 @@ use precast_passes::{
 };
 use precast_tensor::{DType, Dim, Symbol, Type};
 
+use crate::clear_free_slots::clear_free_slots;
 use crate::error::Error;
 use crate::model::Model;
 
@@ -114,6 +115,7 @@ fn decoder_graph(
         }
     }
     let split = split_caches(&imported, roles)?;
+    let split = clear_free_slots(&split, roles)?;
     let split = with_new_tokens_alone(&split, roles)?;
     let names = PortNames::of(roles);
     let split = names.without_others(&split)?;
@@ -301,12 +303,12 @@ fn weight_bytes(graph: &Graph) -> u64 {
     whole.into_iter().map(bytes).sum()
 }
 
-fn misfit(reason: String) -> Error {
+pub(crate) fn misfit(reason: String) -> Error {
     Error::Roles(RoleError(vec![reason]))
 }
 
 /// Names of a layer's keys and values in the Graph, where they are always apart.
-fn half_names(names: &CacheNames) -> [String; 2] {
+pub(crate) fn half_names(names: &CacheNames) -> [String; 2] {
     match names {
         CacheNames::Separate { key, value } => [key.clone(), value.clone()],
         CacheNames::Combined(name) => [format!("{name}.key"), format!("{name}.value")],
@@ -602,7 +604,7 @@ fn with_new_tokens_alone(graph: &Graph, roles: &Roles) -> Result<Graph, Error> {
 }
 
 /// Whether the graph is told which slots are tokens and where tokens stand, so that neither follows from sizes.
-fn is_masked(roles: &Roles) -> bool {
+pub(crate) fn is_masked(roles: &Roles) -> bool {
     roles.attention_mask.is_some() && roles.position_ids.is_some()
 }
 

@@ -14,6 +14,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod clear_free_slots;
 mod compare;
 mod compiled_model;
 mod decoder_graph;

@@ -171,6 +171,35 @@ fn rows_on_a_gpu_are_rewound_forked_and_read() {
     assert!(errors.fold(0.0, f32::max) < 1e-4);
 }
 
+/// New memory of the fake driver is all ones, which are NaN: free slots of a first cache hold those, and free slots of a row that
+/// was rewound what it had before.
+#[test]
+fn defect_32_free_slots_of_a_gpu_cache_leave_no_trace() {
+    let tuning = r#"{"length_buckets":[25],"row_buckets":[2],"kv_capacity_buckets":[64]}"#;
+    let prompt: Vec<u32> = (0..40).map(|at| at * 7 % 300 + 5).collect();
+    for name in ["llama-fp32", "gemma2-fp32"] {
+        let folder = folder_with(&data().with_file_name(name), tuning);
+        let [_, on_gpu] = both(folder.path());
+        let scores = |tokens_before: &[u32]| {
+            let params = GeneratorParams::new(on_gpu.model.config().search.clone());
+            let mut generator = Generator::new(&on_gpu.model, params).unwrap();
+            generator.append(&[&prompt[..18], &prompt[..9]]).unwrap();
+            if !tokens_before.is_empty() {
+                generator.append(&[tokens_before, tokens_before]).unwrap();
+                generator.rewind(0, 18).unwrap();
+                generator.rewind(1, 9).unwrap();
+            }
+            let first = [0, 1].map(|row| generator.logits(row).unwrap().to_vec());
+            generator.append(&[&prompt[18..20], &prompt[9..10]]).unwrap();
+            let second = [0, 1].map(|row| generator.logits(row).unwrap().to_vec());
+            [first, second].map(|rows| rows.map(|row| row.into_iter().map(f32::to_bits).collect::<Vec<u32>>()))
+        };
+        let expected = scores(&[]);
+        assert!(expected.iter().flatten().flatten().all(|&bits| f32::from_bits(bits).is_finite()), "{name}");
+        assert!(scores(&[7, 9]) == expected, "{name}");
+    }
+}
+
 #[test]
 fn windows_on_a_gpu_keep_their_last_tokens() {
     let folder = folder_with(

@@ -29,11 +29,14 @@ pub struct TextEngine {
 
 #[pymethods]
 impl TextEngine {
-    /// An engine that shares its device as the folder says.
+    /// An engine that shares its device as the folder says, and compiles Programs ahead of need as the folder or the caller says.
     #[new]
-    fn new(py: Python<'_>, model: Py<TextModel>) -> PyResult<TextEngine> {
+    #[pyo3(signature = (model, prepares_programs = None))]
+    fn new(py: Python<'_>, model: Py<TextModel>, prepares_programs: Option<bool>) -> PyResult<TextEngine> {
         let folder = model.get().folder();
-        let engine = detached(py, || folder.engine(folder.engine_options()))?;
+        let mut options = folder.engine_options();
+        options.prepares_programs = prepares_programs.unwrap_or(options.prepares_programs);
+        let engine = detached(py, || folder.engine(options))?;
         let engine = Mutex::new(Some(engine.map_err(|error| exception(py, &error))?));
         Ok(TextEngine { engine, model })
     }

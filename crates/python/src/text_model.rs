@@ -209,7 +209,7 @@ impl Token {
         &self.0.text
     }
 
-    /// The logarithm of its probability before any rule, where asked for.
+    /// The logarithm of its probability, where asked for: before any rule, or with `logprobs_mode` of `processed` after all.
     #[getter]
     fn logprob(&self) -> Option<f64> {
         self.0.logprobs.as_ref().map(|(logprob, _)| *logprob)
@@ -323,9 +323,14 @@ impl TextGenerator {
         self.look(py, |generator| generator.finish_reason(row).map(|reason| reason.to_string()))
     }
 
-    /// The seed of all draws.
+    /// The seed of all rows that have none of their own.
     fn seed(&self, py: Python<'_>) -> PyResult<u64> {
         self.look(py, |generator| generator.seed())
+    }
+
+    /// The seed that a row draws by, if there is such a row.
+    fn row_seed(&self, py: Python<'_>, row: usize) -> PyResult<Option<u64>> {
+        self.look(py, |generator| generator.row_seed(row))
     }
 
     /// Scores of the next token of a row, before any rule, as bytes of f32.
@@ -365,8 +370,8 @@ pub(crate) fn read_params(
     Ok(params)
 }
 
-/// Answers of one beam search or draw: pairs of prompt, tokens, text, why it ended, and score.
-type Answers = Vec<(usize, Vec<u32>, Option<String>, String, Option<f64>)>;
+/// Answers of one beam search or draw: prompt, tokens, text, why it ended, score, and seed of its draws.
+type Answers = Vec<(usize, Vec<u32>, Option<String>, String, Option<f64>, Option<u64>)>;
 
 /// Whole answers to prompts: greedy, drawn, several draws of one prompt, or by beams.
 #[pyfunction]
@@ -384,7 +389,7 @@ pub fn complete(
     };
     let completions = interruptible(py, "generate", work)?.map_err(raised(py))?;
     let answer = |answer: precast::generate::Completion| {
-        (answer.prompt, answer.tokens, answer.text, answer.finish.to_string(), answer.score)
+        (answer.prompt, answer.tokens, answer.text, answer.finish.to_string(), answer.score, answer.seed)
     };
     Ok(completions.answers.into_iter().map(answer).collect())
 }

@@ -90,6 +90,28 @@ def test_logprobs_and_logits(model):
     assert token.top_logprobs[0] == (token.id, pytest.approx(token.logprob))
 
 
+def test_rows_have_seeds_of_their_own(model):
+    options = dict(max_new_tokens=6, temperature=1.5, top_k=0)
+    alone = [precast.generate.complete(model, PROMPT, seed=seed, **options)[0].tokens for seed in [7, 8]]
+    answers = precast.generate.complete(model, [PROMPT, PROMPT, PROMPT], seeds=[8, 7, -1], **options)
+    assert [answer.tokens for answer in answers[:2]] == alone[::-1]
+    assert [answer.seed for answer in answers[:2]] == [8, 7]
+    generator = precast.generate.Generator(model, seed=3, seeds=[None, 9], **options)
+    generator.append([PROMPT, PROMPT])
+    assert [generator.row_seed(row) for row in range(3)] == [3, 9, None]
+
+
+def test_logprobs_of_what_may_be_drawn(model):
+    options = dict(max_new_tokens=1, logprobs=5, temperature=1.0, top_k=2, seed=3)
+    counts = []
+    for mode in ["raw", "processed"]:
+        generator = precast.generate.Generator(model, logprobs_mode=mode, **options)
+        generator.append_tokens(PROMPT)
+        (token,) = generator.generate_next_token()
+        counts.append(len(token.top_logprobs))
+    assert counts == [5, 2]
+
+
 def test_devices_are_named_by_any_alias_and_unknown_ones_refused(text_folder):
     config = precast.generate.Config(text_folder)
     config.clear_providers()

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use precast::device_name::resolve_device;
-use precast::generate::engine::complete;
-use precast::generate::{FinishReason, Generator, GeneratorParams, generate};
+use precast::generate::golden::{Difference, Golden, GoldenCase};
+use precast::generate::{Generator, GeneratorParams};
 use precast::{LaunchPath, TextFolder, TextOptions, open_text_model};
 use serde_json::Value;
 
@@ -18,8 +18,6 @@ use crate::paths;
 
 /// Files of cases.
 const CASES: [&str; 4] = ["golden.json", "edge_cases.json", "own_cases.json", "family_cases.json"];
-/// Largest difference of a score from that of other implementations.
-const SCORE_TOLERANCE: f32 = 1e-4;
 /// Tokens before the first that is measured.
 const CONTEXT: usize = 512;
 /// Steps that are not measured, until the step is captured, and steps that are.
@@ -112,17 +110,16 @@ impl Folders {
 
     /// Cases whose tokens differ from those of other implementations.
     fn golden(&mut self, file: &str, setting: &Setting, name: &str) -> Result<Bar> {
-        let cases: Value = serde_json::from_slice(&std::fs::read(data().join(file))?)?;
-        let cases = cases["cases"].as_array().context("a file of cases has a list of them")?;
-        let is_meant = |case: &&Value| !setting.is_engine || (case.get("prompts").is_some() && !has_beams(case));
-        let cases: Vec<&Value> = cases.iter().filter(is_meant).collect();
+        let golden: Golden = serde_json::from_slice(&std::fs::read(data().join(file))?)?;
+        let is_meant = |case: &&GoldenCase| !setting.is_engine || (!case.prompts.is_empty() && !has_beams(case));
+        let cases: Vec<&GoldenCase> = golden.cases.iter().filter(is_meant).collect();
         let mut wrong = Vec::new();
         for case in &cases {
-            let model = case["model"].as_str().context("a case has a model")?;
-            match self.of(model, setting).and_then(|folder| difference(folder, case, setting)) {
-                Ok(None) => {}
-                Ok(Some(difference)) => wrong.push(format!("{}: {difference}", case["id"])),
-                Err(error) => wrong.push(format!("{}: {error:#}", case["id"])),
+            let model = case.model.as_deref().context("a case has a model")?;
+            match self.of(model, setting).and_then(|folder| differences(folder, case, setting)) {
+                Ok(differences) if differences.is_empty() => {}
+                Ok(differences) => wrong.push(format!("{}: {}", case.id, differences[0].text)),
+                Err(error) => wrong.push(format!("{}: {error:#}", case.id)),
             }
         }
         let note = format!("of {} {}", cases.len(), wrong.join(", "));
@@ -130,90 +127,24 @@ impl Folders {
     }
 }
 
-fn has_beams(case: &Value) -> bool {
-    case["search"]["num_beams"].as_u64().is_some_and(|beams| beams > 1)
-}
-
-fn params_of(folder: &TextFolder, case: &Value, setting: &Setting) -> Result<GeneratorParams> {
-    let mut params = GeneratorParams::new(folder.model.config().search.clone());
-    for (name, value) in case["search"].as_object().into_iter().flatten() {
-        params.set(name, &value.to_string())?;
-    }
-    params.max_new_tokens = case["max_new_tokens"].as_u64().map(|count| count as usize);
-    params.search.chunk_size = setting.chunk.or(params.search.chunk_size);
-    Ok(params)
+fn has_beams(case: &GoldenCase) -> bool {
+    case.search.get("num_beams").and_then(Value::as_u64).is_some_and(|beams| beams > 1)
 }
 
 /// What is different in the answers to a case.
-fn difference(folder: &TextFolder, case: &Value, setting: &Setting) -> Result<Option<&'static str>> {
-    let params = params_of(folder, case, setting)?;
-    if case.get("script").is_some() {
-        return Ok((!follows_script(folder, params, case)?).then_some("calls"));
+fn differences(folder: &TextFolder, case: &GoldenCase, setting: &Setting) -> Result<Vec<Difference>> {
+    let model = &folder.model;
+    let mut params = case.params(model)?;
+    params.search.chunk_size = setting.chunk.or(params.search.chunk_size);
+    if setting.is_engine {
+        return Ok(case.judge_engine(&folder.engine(folder.engine_options())?, model, &params)?);
     }
-    let prompts: Vec<Vec<u32>> = serde_json::from_value(case["prompts"].clone())?;
-    let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
-    let answers = match setting.is_engine {
-        true => complete(&folder.engine(folder.engine_options())?, &params, None, &prompts, &mut |_| ())?.answers,
-        false => generate(&folder.model, None, &params, &prompts, &mut |_| (), None)?.answers,
-    };
-    let expected: Vec<Vec<u32>> = serde_json::from_value(case["generated"].clone())?;
-    let finish: Vec<String> = serde_json::from_value(case["finish"].clone())?;
-    let is_same = |((answer, tokens), finish): ((&precast::generate::Completion, &Vec<u32>), &String)| {
-        let found = if answer.finish == FinishReason::Eos { "eos" } else { "length" };
-        answer.tokens == *tokens && found == finish
-    };
-    if answers.len() != expected.len() || !answers.iter().zip(&expected).zip(&finish).all(is_same) {
-        return Ok(Some("tokens"));
+    let mut differences = case.judge_generator(model, &params)?;
+    if params.search.num_beams == 1 {
+        differences.extend(case.judge_logits(model, &params)?);
     }
-    let is_checked = !has_beams(case) && !setting.is_engine;
-    Ok((is_checked && !has_scores(folder, params, case, &prompts)?).then_some("scores"))
-}
-
-/// Whether the first scores behind prompts are those of the case, where it has them.
-fn has_scores(folder: &TextFolder, params: GeneratorParams, case: &Value, prompts: &[&[u32]]) -> Result<bool> {
-    let heads: Vec<Vec<f32>> = match (case.get("first_logits_head"), case.get("first_logits_row0_head")) {
-        (Some(heads), _) => serde_json::from_value(heads.clone())?,
-        (None, Some(head)) => vec![serde_json::from_value(head.clone())?],
-        (None, None) => return Ok(true),
-    };
-    let mut generator = Generator::new(&folder.model, params)?;
-    generator.append(prompts)?;
-    for (row, head) in heads.iter().enumerate() {
-        let found = generator.logits(row)?;
-        if found.iter().zip(head).any(|(found, expected)| (found - expected).abs() > SCORE_TOLERANCE) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-/// Whether calls give what a case says.
-fn follows_script(folder: &TextFolder, params: GeneratorParams, case: &Value) -> Result<bool> {
-    let mut generator = Generator::new(&folder.model, params)?;
-    for call in case["script"].as_array().into_iter().flatten() {
-        let number = || call[1].as_u64().map(|number| number as usize).context("a call has a number");
-        let is_right = match call[0].as_str() {
-            Some("append") => {
-                generator.append(&[&serde_json::from_value::<Vec<u32>>(call[1].clone())?])?;
-                true
-            }
-            Some("rewind") => {
-                generator.rewind(0, number()?)?;
-                true
-            }
-            Some("expect_len") => generator.len(0) == number()?,
-            Some("next") => {
-                let next = |_| Ok::<u32, anyhow::Error>(generator.next()?.first().context("a row has a token")?.id);
-                let tokens = (0..number()?).map(next).collect::<Result<Vec<u32>>>()?;
-                Value::from(tokens) == call[2]
-            }
-            other => anyhow::bail!("there is no call {other:?}"),
-        };
-        if !is_right {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+    differences.extend(case.judge_script(model, &params)?);
+    Ok(differences)
 }
 
 /// Time of a token.

@@ -50,6 +50,49 @@ fn batches_and_beams_print_a_line_an_answer() {
 }
 
 #[test]
+fn lines_of_a_batch_have_seeds_of_their_own() {
+    let bench = Bench::new();
+    let answers = |lines: &str, more: &str| -> Vec<Value> {
+        bench.write("b.jsonl", lines.as_bytes());
+        let arguments = format!("--batch b.jsonl -n 8 --temperature 1.5 --top-k 0 --seed 3 {more} --quiet");
+        let outcome = run(&bench, "generate", "llama-fp32", &arguments);
+        outcome.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let lines = "{\"tokens\":[5,6,7]}\n{\"tokens\":[5,6,7],\"seed\":9}\n{\"tokens\":[5,6,7],\"seed\":-1}\n";
+    let batch = answers(lines, "");
+    let seed = |answer: &Value| answer["seed"].as_u64().unwrap();
+    assert_eq!((seed(&batch[0]), seed(&batch[1])), (3, 9));
+    // Each alone says the same by the seed that was told, and so does an engine.
+    for answer in &batch {
+        let line = format!("{{\"tokens\":[5,6,7],\"seed\":{}}}\n", seed(answer) as i64);
+        if i64::try_from(seed(answer)).is_ok() {
+            assert_eq!(answers(&line, "")[0]["tokens"], answer["tokens"], "{answer}");
+        }
+    }
+    bench.write("o.json", br#"{"speculative": {"ngram_size": 2}}"#);
+    let by_engine = answers(lines, "--overlay o.json");
+    assert_eq!((&by_engine[0]["tokens"], &by_engine[1]["tokens"]), (&batch[0]["tokens"], &batch[1]["tokens"]));
+    assert_eq!(seed(&by_engine[1]), 9);
+    bench.write("b.jsonl", b"{\"tokens\":[5],\"seed\":1.5}\n");
+    let outcome = run(&bench, "generate", "llama-fp32", "--batch b.jsonl --quiet");
+    assert_eq!(outcome.stderr, "error: 'b.jsonl' line 1: a \"seed\" that is an integer was expected\n");
+}
+
+#[test]
+fn log_probabilities_are_the_models_or_those_of_what_may_be_drawn() {
+    let bench = Bench::new();
+    let tops = |more: &str| {
+        let arguments =
+            format!("--tokens 5,6,7,8 -n 1 --temperature 1 --top-k 2 --seed 3 --logprobs 5 {more} --json --quiet");
+        let json: Value = serde_json::from_str(&run(&bench, "generate", "llama-fp32", &arguments).stdout).unwrap();
+        json["logprobs"][0]["top"].as_array().unwrap().len()
+    };
+    assert_eq!((tops(""), tops("--logprobs-mode raw"), tops("--logprobs-mode processed")), (5, 5, 2));
+    let outcome = run(&bench, "generate", "llama-fp32", "--tokens 5 --logprobs 2 --logprobs-mode cooked --quiet");
+    assert!(outcome.exit == 2 && outcome.stderr.contains("raw, processed"), "{}", outcome.stderr);
+}
+
+#[test]
 fn wrong_options_and_configurations_say_what_is_wrong() {
     let bench = Bench::new();
     let outcome = run(&bench, "generate", "llama-fp32", "--tokens 320 --quiet");
@@ -91,6 +134,18 @@ fn steps_of_an_engine_are_explained_too() {
     bench.write("o.json", br#"{"speculative": {"ngram_size": 2}}"#);
     let outcome = run(&bench, "generate", "llama-fp32", "--tokens 5,6,7 -n 3 --overlay o.json --explain");
     assert!(outcome.stderr.contains("prefill: Program rows=1 length="), "{}", outcome.stderr);
+}
+
+#[test]
+fn programs_are_prepared_where_an_engine_answers() {
+    let bench = Bench::new();
+    let answer = |more: &str| {
+        let outcome = run(&bench, "generate", "llama-fp32", &format!("-p hello -n 6 --regex [0-9]+ {more} --quiet"));
+        (outcome.exit, outcome.stdout)
+    };
+    assert_eq!(answer("--prepare-programs"), answer(""));
+    let outcome = run(&bench, "generate", "llama-fp32", "-p hello -n 6 --prepare-programs --quiet");
+    assert!(outcome.exit == 2 && outcome.stderr.contains("--prepare-programs is an engine's"), "{}", outcome.stderr);
 }
 
 #[test]

@@ -376,6 +376,7 @@ pub static TUNING: Keys = Keys {
         honour("graph_budget_mb", COUNT),
         honour("prefill_share", Kind::NumberAbove(0.0, 1.0)),
         honour("activations", Kind::Text),
+        honour("prepares_programs", Kind::Bool),
     ],
 };
 

@@ -286,6 +286,8 @@ pub struct TuningConfig {
     pub prefill_share: Option<f64>,
     /// What rows are multiplied as with weights of few bits.
     pub activations: Option<String>,
+    /// Whether engines compile Programs ahead of need.
+    pub prepares_programs: Option<bool>,
 }
 
 /// Every fault of a configuration, with the place of each.

@@ -302,5 +302,6 @@ fn read_tuning(tuning: Part<'_>) -> TuningConfig {
         graph_budget_mb: tuning.size("graph_budget_mb"),
         prefill_share: tuning.float("prefill_share"),
         activations: tuning.text("activations"),
+        prepares_programs: tuning.flag("prepares_programs"),
     }
 }

@@ -182,7 +182,8 @@ fn parts_for_the_engine_become_its_options() {
     let limits = dynamic.limits(512, 1024, 128).unwrap();
     assert_eq!((limits.pages, limits.tokens_max, limits.prefill_min, limits.prefill_max), (32, 64, 32, 64));
     assert_eq!((limits.length_max, limits.prefix_caching, limits.admitted_max), (512, true, usize::MAX));
-    let fixed = options(r#"{"static_batching":{"max_batch_size":3}}"#, r#"{"kv_page":100}"#);
+    let fixed = options(r#"{"static_batching":{"max_batch_size":3}}"#, r#"{"kv_page":100,"prepares_programs":true}"#);
+    assert!(fixed.prepares_programs && !dynamic.prepares_programs);
     let limits = fixed.limits(512, 1024, 128).unwrap();
     assert_eq!((limits.page_tokens, limits.pages, limits.rows_max, limits.admitted_max), (100, 18, 3, 3));
     assert!(dynamic.limits(512, 1 << 20, 128).unwrap_err().contains("room for none"));

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::completion::{Completion, Completions};
 use crate::decoder_state::StepStats;
-use crate::generator::StepToken;
-use crate::search::{FinishReason, GeneratorParams};
+use crate::generator::{StepToken, check_row_seeds};
+use crate::search::{FinishReason, GeneratorParams, RowSeed};
 
 use super::engine_thread::{Engine, EngineError};
 use super::events::Event;
@@ -26,11 +26,13 @@ pub fn complete(
     on_token: &mut dyn FnMut(&StepToken),
 ) -> Result<Completions, EngineError> {
     let before = engine.metrics()?;
-    let send = |prompt: &&[u32]| {
-        engine.submit(Request { guidance: guidance.cloned(), ..Request::new(prompt.to_vec(), params.clone()) })
+    check_row_seeds(&params.row_seeds, prompts.len())?;
+    let send = |(row, prompt): (usize, &&[u32])| {
+        let params = params_of_prompt(params, row);
+        engine.submit(Request { guidance: guidance.cloned(), ..Request::new(prompt.to_vec(), params) })
     };
-    let handles = prompts.iter().map(send).collect::<Result<Vec<RequestHandle>, EngineError>>()?;
-    let new = |prompt| Reading::new(prompt, params, engine.has_text());
+    let handles = prompts.iter().enumerate().map(send).collect::<Result<Vec<RequestHandle>, EngineError>>()?;
+    let new = |prompt: usize| Reading::new(prompt, params, engine.has_text(), handles[prompt].seed());
     let mut readings: Vec<Reading<'_>> = (0..prompts.len()).map(new).collect();
     for first in 0..prompts.len() {
         loop {
@@ -54,6 +56,17 @@ pub fn complete(
     Ok(Completions { answers, stats, seed: handles.first().map(RequestHandle::seed) })
 }
 
+/// The options of one prompt, with its own seed if it has one.
+fn params_of_prompt(params: &GeneratorParams, prompt: usize) -> GeneratorParams {
+    let mut own = GeneratorParams { row_seeds: Vec::new(), ..params.clone() };
+    match params.row_seeds.get(prompt).copied().unwrap_or_default() {
+        RowSeed::Shared => {}
+        RowSeed::Own(seed) => own.search.random_seed = Some(seed),
+        RowSeed::FromSystem => own.search.random_seed = None,
+    }
+    own
+}
+
 /// The answers to one prompt, as far as they were read.
 struct Reading<'p> {
     prompt: usize,
@@ -66,10 +79,10 @@ struct Reading<'p> {
 }
 
 impl<'p> Reading<'p> {
-    fn new(prompt: usize, params: &'p GeneratorParams, has_text: bool) -> Reading<'p> {
+    fn new(prompt: usize, params: &'p GeneratorParams, has_text: bool, seed: u64) -> Reading<'p> {
         let open = params.search.num_return_sequences;
         let (text, finish) = (has_text.then(String::new), FinishReason::MaxLength);
-        let answer = Completion { prompt, tokens: Vec::new(), text, finish, score: None };
+        let answer = Completion { prompt, tokens: Vec::new(), text, finish, score: None, seed: Some(seed) };
         Reading { prompt, params, answers: vec![answer; open], open, untold: VecDeque::new() }
     }
 

@@ -1,7 +1,8 @@
 //! The engine without threads: rows, pages and steps. A step is a transaction: pages are reserved, the runner runs, and only
 //! when it has succeeded are tokens, tables and events what they are from then on.
 
-use std::cmp::Reverse;
+mod admission;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,11 +19,10 @@ use super::options::EngineLimits;
 use super::page_pool::{PageId, PagePool};
 use super::prefix_cache::{PrefixCache, long_root};
 use super::row::{Row, RowId, RowState};
-use super::runner::{Scores, StepFault, StepRow, StepRunner};
+use super::runner::{Scores, StepFault, StepRow, StepRunner, WindowPages};
 use super::schedule::{Candidate, Share, StepBudget, share_step};
+use super::window_group::{WindowGroup, WindowTable};
 
-/// Steps of waiting that count as one class of priority.
-const AGEING_STEPS: u64 = 256;
 /// Steps with one row alone that may fail before the row does.
 const FAILURES_MAX: usize = 2;
 
@@ -58,6 +58,8 @@ struct ReservedRow {
     drafted: usize,
     /// Pages for them, held by the step until it ends.
     pages: Vec<PageId>,
+    /// Those of each window.
+    windows: Vec<Vec<PageId>>,
 }
 
 /// Rows, pages and steps.
@@ -65,6 +67,7 @@ pub struct EngineCore {
     runner: Box<dyn StepRunner>,
     limits: EngineLimits,
     pool: PagePool,
+    windows: Vec<WindowGroup>,
     prefix: PrefixCache,
     rows: BTreeMap<RowId, Row>,
     admissions: u64,
@@ -79,11 +82,14 @@ impl EngineCore {
     /// An engine without rows.
     pub fn new(runner: Box<dyn StepRunner>, limits: EngineLimits) -> EngineCore {
         let pool = PagePool::new(limits.pages);
+        let group = |&window: &usize| WindowGroup::new(window, limits.page_tokens, limits.pages);
+        let windows = limits.windows.iter().map(group).collect();
         let rows_now = limits.rows_max;
         EngineCore {
             runner,
             limits,
             pool,
+            windows,
             prefix: PrefixCache::default(),
             rows: BTreeMap::new(),
             admissions: 0,
@@ -97,6 +103,7 @@ impl EngineCore {
     /// Queues a row.
     pub fn add(&mut self, mut row: Row) {
         (row.arrived, row.queued) = (self.step, self.step);
+        row.windows = vec![WindowTable::default(); self.windows.len()];
         self.rows.insert(row.id, row);
     }
 
@@ -131,6 +138,9 @@ impl EngineCore {
         // A page that others may find is never written again: what is left of it is run on a page of the row's own.
         let is_shared = row.chain.len() > cached / self.limits.page_tokens;
         let cached = if is_shared { cached - cached % self.limits.page_tokens } else { cached };
+        // Where a window has let go of what the next query sees, the row is run again from its start.
+        let is_seen = self.windows.iter().zip(&row.windows).all(|(group, table)| group.reaches(table, cached));
+        let cached = if is_seen { cached } else { 0 };
         self.runner.forget(id);
         self.keep_pages(id, cached);
         true
@@ -254,129 +264,6 @@ impl EngineCore {
                 (row.state, row.is_prompt, row.queued) = (RowState::Queued, true, step);
             }
         }
-    }
-
-    /// Lets rows in, first come first served within a class of priority; true if one waits for pages. Who waits takes the
-    /// place of a row whose client takes nothing.
-    fn admit(&mut self) -> bool {
-        loop {
-            let Some(id) = self.head_of_queue() else { return false };
-            let running = self.rows.values().filter(|row| row.is_running()).count();
-            let has_place = running < self.limits.admitted_max;
-            if has_place && self.admit_row(id) {
-                continue;
-            }
-            if let Some(stalled) = self.stalled_row() {
-                self.preempt(stalled);
-                self.rows.entry(stalled).and_modify(|row| row.is_stalled = true);
-                continue;
-            }
-            if has_place {
-                self.tell_of_wait(id);
-            }
-            return has_place;
-        }
-    }
-
-    /// The row that was let in last of those that wait for their clients.
-    fn stalled_row(&self) -> Option<RowId> {
-        let is_stalled = |row: &&Row| row.is_running() && !row.is_prompt && row.events.len() >= self.limits.events_max;
-        self.rows.values().filter(is_stalled).max_by_key(|row| self.admission(row.id)).map(|row| row.id)
-    }
-
-    /// Who is let in next.
-    fn head_of_queue(&self) -> Option<RowId> {
-        let events_max = self.limits.events_max;
-        let is_ready = |row: &&Row| {
-            let is_waiting = |parent: RowId| self.rows.get(&parent).is_some_and(|parent| parent.is_prompt);
-            // A row that lost its place to its client's sleep returns when there is room for more than a token.
-            let room_from = if row.is_stalled { events_max / 2 + 1 } else { events_max };
-            row.state == RowState::Queued && !row.waits_for.is_some_and(is_waiting) && row.events.len() < room_from
-        };
-        let queued = self.rows.values().filter(is_ready);
-        queued.min_by_key(|row| (Reverse(self.class(row)), row.arrived, row.id)).map(|row| row.id)
-    }
-
-    /// A row's class of priority now: waiting raises it, so that no class waits for ever.
-    fn class(&self, row: &Row) -> u64 {
-        u64::from(row.priority) + (self.step - row.arrived) / AGEING_STEPS
-    }
-
-    /// Gives a row pages for all of its tokens and one more; false if there are not enough.
-    fn admit_row(&mut self, id: RowId) -> bool {
-        let page_tokens = self.limits.page_tokens;
-        let Some(row) = self.rows.get(&id) else { return false };
-        let needed = (row.tokens.len() + 1).div_ceil(page_tokens);
-        // At least one token is run, for its scores.
-        let known = &row.tokens[..row.tokens.len() - 1];
-        let is_new = row.pages.is_empty();
-        let hits = match is_new && row.is_sharing {
-            true => self.prefix.find(row.root(), known, page_tokens),
-            false => Vec::new(),
-        };
-        let held = if is_new { hits.len() } else { row.pages.len() };
-        hits.iter().for_each(|&(_, page)| self.pool.hold(page));
-        let missing = needed.saturating_sub(held);
-        let pages = match self.could_free(missing, id, &hits) && self.make_room(missing, id) {
-            true => self.pool.take(missing),
-            false => None,
-        };
-        let Some(pages) = pages else {
-            hits.iter().for_each(|&(_, page)| self.pool.release(page));
-            return false;
-        };
-        self.prefix.touch(hits.iter().map(|&(name, _)| name));
-        self.admissions += 1;
-        let Some(row) = self.rows.get_mut(&id) else { return false };
-        if is_new {
-            row.cached = hits.len() * page_tokens;
-            row.chain = hits.iter().map(|&(name, _)| name).collect();
-            row.pages = hits.iter().map(|&(_, page)| page).collect();
-            let hit_tokens = row.cached.min(row.usage.prompt_tokens);
-            row.usage.cached_prompt_tokens = row.usage.cached_prompt_tokens.max(hit_tokens);
-            self.metrics.prefix_hit_tokens += row.cached;
-        } else {
-            row.usage.cached_prompt_tokens = row.cached;
-        }
-        row.pages.extend(pages);
-        self.metrics.queue_wait_max = self.metrics.queue_wait_max.max(self.step - row.queued);
-        row.state = RowState::Running { admission: self.admissions };
-        (row.is_prompt, row.is_stalled) = (true, false);
-        true
-    }
-
-    /// Whether so many pages could be free: all but those of running rows and those found for this one.
-    fn could_free(&self, count: usize, id: RowId, hits: &[(precast_tensor::Digest, PageId)]) -> bool {
-        let stays = |row: &&Row| row.is_running() || row.id == id;
-        let kept = self.rows.values().filter(stays).flat_map(|row| row.pages.iter().copied());
-        let kept: BTreeSet<PageId> = kept.chain(hits.iter().map(|&(_, page)| page)).collect();
-        self.pool.total() - kept.len() >= count
-    }
-
-    /// Frees pages until there are so many: those that only the prefix cache holds, then those of turns that have ended.
-    fn make_room(&mut self, count: usize, keep: RowId) -> bool {
-        while self.pool.free() < count {
-            if !self.prefix.evict(&mut self.pool) && !self.drop_idle_pages(keep) {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Takes the pages of the row that has been idle longest; its tokens are run again when it goes on.
-    fn drop_idle_pages(&mut self, keep: RowId) -> bool {
-        let is_idle = |row: &&Row| !row.is_running() && row.id != keep && !row.pages.is_empty();
-        let idle = self.rows.values().filter(is_idle).min_by_key(|row| (row.stepped, row.id)).map(|row| row.id);
-        let Some(id) = idle else { return false };
-        self.runner.forget(id);
-        self.keep_pages(id, 0);
-        true
-    }
-
-    fn tell_of_wait(&mut self, id: RowId) {
-        let Some(row) = self.rows.get_mut(&id).filter(|row| !row.is_told_of_wait) else { return };
-        row.is_told_of_wait = true;
-        row.events.push([Event::Blocked]);
     }
 
     /// What runs, with its pages. Where all that was planned lost its pages to others, those are planned.
@@ -503,7 +390,10 @@ impl EngineCore {
             }
             if self.make_room(missing, id) {
                 let pages = self.pool.take(missing)?;
-                return Some(ReservedRow { row: id, tokens, drafted, pages });
+                let row = self.rows.get(&id)?;
+                let end = row.cached + tokens + drafted;
+                let windows = self.windows.iter_mut().zip(&row.windows).map(|(group, table)| group.take(table, end));
+                return Some(ReservedRow { row: id, tokens, drafted, pages, windows: windows.collect() });
             }
             let latest = self.rows.values().filter(|row| row.is_running()).max_by_key(|row| self.admission(row.id));
             let latest = self.stalled_row().or(latest.map(|row| row.id))?;
@@ -539,25 +429,34 @@ impl EngineCore {
         for page in row.pages.split_off(kept.min(row.pages.len())) {
             self.pool.release(page);
         }
+        self.windows.iter_mut().zip(&mut row.windows).for_each(|(group, table)| group.cut(table, kept));
     }
 
     fn run(&mut self, reserved: &[ReservedRow]) -> Result<Vec<Vec<Scores>>, StepFault> {
         let mut tokens: Vec<Vec<u32>> = Vec::with_capacity(reserved.len());
         let mut pages: Vec<Vec<PageId>> = Vec::with_capacity(reserved.len());
+        let mut tables: Vec<Vec<WindowTable>> = Vec::with_capacity(reserved.len());
         for part in reserved {
             let row = &self.rows[&part.row];
             let pending = &row.tokens[row.cached..row.cached + part.tokens];
             tokens.push([pending, &row.draft[..part.drafted]].concat());
             pages.push([&row.pages[..], &part.pages].concat());
+            let table = |(table, new): (&WindowTable, &Vec<PageId>)| WindowTable {
+                first: table.first,
+                pages: [&table.pages[..], new].concat(),
+            };
+            tables.push(row.windows.iter().zip(&part.windows).map(table).collect());
         }
+        let windows: Vec<Vec<WindowPages<'_>>> =
+            tables.iter().map(|tables| tables.iter().map(WindowTable::as_pages).collect()).collect();
         let rows: Vec<StepRow<'_>> = reserved
             .iter()
-            .zip(tokens.iter().zip(&pages))
-            .map(|(part, (tokens, pages))| {
+            .zip(tokens.iter().zip(&pages).zip(&windows))
+            .map(|(part, ((tokens, pages), windows))| {
                 let row = &self.rows[&part.row];
                 let is_last = part.tokens == row.pending();
                 let scored = if is_last { 1 + part.drafted } else { 0 };
-                StepRow { row: part.row, tokens, cached: row.cached, pages, scored, is_long: row.is_long }
+                StepRow { row: part.row, tokens, cached: row.cached, pages, windows, scored, is_long: row.is_long }
             })
             .collect();
         self.runner.run(&rows)
@@ -568,6 +467,7 @@ impl EngineCore {
         self.metrics.aborted_steps += 1;
         for part in reserved {
             part.pages.iter().for_each(|&page| self.pool.release(page));
+            self.windows.iter_mut().zip(&part.windows).for_each(|(group, pages)| group.give_back(pages));
         }
     }
 
@@ -595,6 +495,7 @@ impl EngineCore {
             }
         }
         while self.prefix.evict(&mut self.pool) {}
+        self.forget_window_entries();
         self.runner.rebuild()
     }
 
@@ -630,6 +531,7 @@ impl EngineCore {
             let ended = events.iter().find(|event| !matches!(event, Event::Token(_))).cloned();
             told.0.push((row.events.clone(), events));
             self.share_pages(id);
+            self.trim_windows(id);
             match ended {
                 Some(Event::Finished { .. }) => self.end_turn(id),
                 Some(_) => self.remove(id),
@@ -645,6 +547,7 @@ impl EngineCore {
         let step = self.step;
         let Some(row) = self.rows.get_mut(&part.row) else { return Vec::new() };
         row.pages.extend(part.pages);
+        row.windows.iter_mut().zip(part.windows).for_each(|(table, pages)| table.pages.extend(pages));
         match row.is_prompt {
             true => self.metrics.prompt_tokens += part.tokens,
             false => self.metrics.decode_wait_max = self.metrics.decode_wait_max.max(step - row.ready),
@@ -668,6 +571,7 @@ impl EngineCore {
         for page in row.pages.split_off(kept.min(row.pages.len())) {
             self.pool.release(page);
         }
+        self.windows.iter_mut().zip(&mut row.windows).for_each(|(group, table)| group.cut(table, kept));
         events
     }
 
@@ -680,8 +584,21 @@ impl EngineCore {
             let tokens = &row.tokens[position * page_tokens..(position + 1) * page_tokens];
             let (name, page) = self.prefix.insert(before, tokens, row.pages[position], &mut self.pool);
             row.pages[position] = page;
+            let tables = self.windows.iter_mut().zip(&mut row.windows);
+            tables.for_each(|(group, table)| group.share(name, table, position));
             row.chain.push(name);
         }
+    }
+
+    /// Lets go of pages of a row that no window reaches any more.
+    fn trim_windows(&mut self, id: RowId) {
+        let Some(row) = self.rows.get_mut(&id) else { return };
+        self.windows.iter_mut().zip(&mut row.windows).for_each(|(group, table)| group.trim(table, row.cached));
+    }
+
+    /// Lets go of pages of windows whose entries of the prefix cache are no more.
+    fn forget_window_entries(&mut self) {
+        self.windows.iter_mut().for_each(|group| group.forget_entries(|name| self.prefix.has(name)));
     }
 
     /// The turn of a row has ended.
@@ -714,6 +631,7 @@ impl EngineCore {
             for root in [row.chain_root, long_root(row.chain_root)] {
                 self.prefix.forget_root(root, &mut self.pool);
             }
+            self.forget_window_entries();
         }
     }
 
@@ -749,6 +667,9 @@ impl EngineCore {
             if row.state == RowState::Queued && row.tokens.is_empty() {
                 return Err(format!("row {id} is queued without tokens"));
             }
+        }
+        for (number, group) in self.windows.iter().enumerate() {
+            group.check(self.rows.values().map(|row| (&row.windows[number], row.cached)))?;
         }
         Ok(())
     }

@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use crate::config::GenerationConfig;
 use crate::generator::{GenerateError, check_length, check_tokens, system_seed};
-use crate::row_search::{RowSearch, SearchOptions};
+use crate::kv_cache::windows_of;
+use crate::row_search::{RowDraws, RowSearch, SearchOptions};
 use crate::search::ParamsError;
 use crate::text_model::TextModel;
 use crate::tokenizer::Tokenizer;
@@ -120,7 +121,8 @@ impl Engine {
         runner: Box<dyn StepRunner>,
     ) -> Result<Engine, EngineError> {
         let limits = limits_of(model, &options)?;
-        let limits = EngineLimits { length_switch: model.length_switch(), ..limits };
+        let windows = windows_of(model.layers());
+        let limits = EngineLimits { length_switch: model.length_switch(), windows, ..limits };
         let core = EngineCore::new(runner, limits.clone());
         let inbox = Arc::new(Inbox { state: Mutex::default(), arrived: Condvar::new() });
         let (thread_inbox, checks) = (inbox.clone(), options.checks_invariants);
@@ -157,14 +159,16 @@ impl Engine {
         let length_max = request.params.search.max_length.min(self.limits.length_max);
         let search = SearchOptions {
             params: request.params.clone(),
-            seed,
             eos: self.config.model.eos_token_ids.clone(),
             length_max,
             tokenizer: self.tokenizer.clone(),
             guide,
         };
         let search = Arc::new(search);
-        let rows = (0..answers).map(|answer| self.row(&request, &search, (first, answer), &events));
+        let rows = (0..answers).map(|answer| {
+            let draws = RowDraws { seed, stream: 0, return_index: answer as u32 };
+            Ok(self.row(&request, RowSearch::new(search.clone(), draws)?, (first, answer), &events))
+        });
         let rows = rows.collect::<Result<Vec<Row>, EngineError>>()?;
         let ids = rows.iter().map(|row| row.id).collect();
         self.inbox.add(rows, self.options.queued_max)?;
@@ -195,6 +199,9 @@ impl Engine {
         if params.search.num_beams > 1 {
             return refuse("beams do not run in an engine; use `generate`");
         }
+        if !params.row_seeds.is_empty() {
+            return refuse("row_seeds are those of several rows; a request has one seed, random_seed");
+        }
         if params.max_new_tokens == Some(0) {
             return refuse("max_new_tokens is 0; 1 or more was expected");
         }
@@ -217,17 +224,17 @@ impl Engine {
     fn row(
         &self,
         request: &Request,
-        search: &Arc<SearchOptions>,
+        search: RowSearch,
         (first, answer): (u64, usize),
         events: &Arc<EventQueue>,
-    ) -> Result<Row, EngineError> {
+    ) -> Row {
         let shares_prompt = request.params.search.num_return_sequences > 1;
         let salt = request.cache_salt.as_deref().unwrap_or("");
         let root = match self.limits.prefix_caching {
             true => format!("shared:{salt}"),
             false => format!("request:{first}"),
         };
-        Ok(Row {
+        Row {
             id: RowId(first + answer as u64),
             answer,
             tokens: request.prompt.clone(),
@@ -235,6 +242,7 @@ impl Engine {
             turns: vec![0],
             cached: 0,
             pages: Vec::new(),
+            windows: Vec::new(),
             chain: Vec::new(),
             chain_root: chain_root(&root),
             is_long: false,
@@ -251,14 +259,14 @@ impl Engine {
             is_stalled: false,
             keeps_turn: request.keeps_turn && answer == 0,
             deadline: request.deadline,
-            search: RowSearch::new(search.clone(), 0, answer as u32)?,
+            search,
             speculation: Speculation::new(&self.options.speculation),
             draft: Vec::new(),
             is_looked_up: false,
             usage: Usage { prompt_tokens: request.prompt.len(), ..Usage::default() },
             events: events.clone(),
             waits_for: (answer > 0).then_some(RowId(first)),
-        })
+        }
     }
 }
 

@@ -26,6 +26,7 @@ pub mod schedule;
 #[cfg(test)]
 mod simulation;
 mod speculation;
+pub mod window_group;
 
 pub use complete::complete;
 pub use engine_thread::{Engine, EngineError};

@@ -68,7 +68,7 @@ impl EngineOptions {
             prefill_share,
             prefill_max: None,
             speculation,
-            prepares_programs: false,
+            prepares_programs: config.tuning.prepares_programs.unwrap_or(false),
             proposes_always: false,
             events_max: EVENTS_MAX,
             queued_max: QUEUED_MAX,
@@ -140,6 +140,7 @@ impl EngineOptions {
             events_max: self.events_max,
             proposes_always: self.proposes_always,
             length_switch: None,
+            windows: Vec::new(),
         })
     }
 }
@@ -173,6 +174,8 @@ pub struct EngineLimits {
     pub proposes_always: bool,
     /// Most tokens of a row that is not long, where long ones are computed in another way.
     pub length_switch: Option<usize>,
+    /// Windows that layers have, the least first: those layers keep pages of a row's last tokens alone.
+    pub windows: Vec<usize>,
 }
 
 #[cfg(test)]

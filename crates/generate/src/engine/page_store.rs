@@ -1,9 +1,101 @@
-//! Keys and values of pages in the memory of the host. A page holds, for every layer, keys and then values of its tokens as
-//! [heads, tokens, size]. Memory of a page is taken when it is first written.
+//! Keys and values of pages in the memory of the host. A page holds, for every layer of its group, keys and then values of its
+//! tokens as [heads, tokens, size]: layers that see whole rows are a group, and those of each window. Memory of a page is taken
+//! when it is first written.
 
-use crate::kv_cache::{Half, LayerLayout, NoMemory, look_at, zeros};
+use crate::kv_cache::{Half, LayerLayout, NoMemory, look_at, windows_of, zeros};
 
 use super::page_pool::PageId;
+use super::runner::{StepRow, WindowPages};
+
+/// Pages of all groups.
+pub struct PageStores {
+    page_tokens: usize,
+    /// That of layers that see whole rows first, then those of each window, the least first.
+    groups: Vec<PageStore>,
+    /// The group of each layer.
+    group_of: Vec<usize>,
+}
+
+impl PageStores {
+    /// Pages of so many tokens for these layers, none written.
+    pub fn new(layers: &[LayerLayout], page_tokens: usize) -> PageStores {
+        let windows: Vec<Option<usize>> =
+            std::iter::once(None).chain(windows_of(layers).into_iter().map(Some)).collect();
+        let of_window = |window: &Option<usize>| {
+            let own = |layer: &LayerLayout| match layer.window == *window {
+                true => *layer,
+                false => LayerLayout { heads: 0, ..*layer },
+            };
+            PageStore::new(&layers.iter().map(own).collect::<Vec<LayerLayout>>(), page_tokens)
+        };
+        let group_of = |layer: &LayerLayout| windows.iter().position(|window| *window == layer.window).unwrap_or(0);
+        let (groups, group_of) = (windows.iter().map(of_window).collect(), layers.iter().map(group_of).collect());
+        PageStores { page_tokens, groups, group_of }
+    }
+
+    /// Tokens of a page.
+    pub fn page_tokens(&self) -> usize {
+        self.page_tokens
+    }
+
+    /// Bytes that pages take.
+    pub fn bytes(&self) -> usize {
+        self.groups.iter().map(PageStore::bytes).sum()
+    }
+
+    /// Takes memory for the pages that new tokens of a row will lie in, so that writing them takes none.
+    pub fn reserve(&mut self, row: &StepRow<'_>) -> Result<(), NoMemory> {
+        let page_tokens = self.page_tokens;
+        for (number, group) in self.groups.iter_mut().enumerate() {
+            let WindowPages { first, pages } = table_of(row, number);
+            group.reserve(pages, row.cached - first * page_tokens, row.tokens.len())?;
+        }
+        Ok(())
+    }
+
+    /// Writes keys or values of new tokens of a row: `rows` holds [heads, length, size], of which the first `valid` tokens
+    /// of each head belong to positions from `start` on.
+    pub fn write(
+        &mut self,
+        row: &StepRow<'_>,
+        (layer, half): (usize, Half),
+        start: usize,
+        rows: &[u8],
+        (length, valid): (usize, usize),
+    ) {
+        let group = self.group_of[layer];
+        let WindowPages { first, pages } = table_of(row, group);
+        self.groups[group].write(pages, (layer, half), start - first * self.page_tokens, rows, (length, valid));
+    }
+
+    /// Reads something of each line of memory that a token of a row lies in.
+    pub(crate) fn look(&self, row: &StepRow<'_>, (layer, half): (usize, Half), position: usize) -> u8 {
+        let group = self.group_of[layer];
+        let WindowPages { first, pages } = table_of(row, group);
+        self.groups[group].look(pages, (layer, half), position - first * self.page_tokens)
+    }
+
+    /// Keys or values of a row's pages that were written, each with the position of its first token.
+    pub fn read<'s>(
+        &'s self,
+        row: &'s StepRow<'_>,
+        layer: usize,
+        half: Half,
+    ) -> impl Iterator<Item = (usize, &'s [u8])> + 's {
+        let group = self.group_of[layer];
+        let WindowPages { first, pages } = table_of(row, group);
+        let read = move |(number, &page): (usize, &PageId)| {
+            Some(((first + number) * self.page_tokens, self.groups[group].read(page, layer, half)?))
+        };
+        pages.iter().enumerate().filter_map(read)
+    }
+}
+
+/// The pages of a row in a group.
+fn table_of<'r>(row: &StepRow<'r>, group: usize) -> WindowPages<'r> {
+    let window = group.checked_sub(1).and_then(|window| row.windows.get(window));
+    window.copied().unwrap_or(WindowPages { first: 0, pages: row.pages })
+}
 
 /// Where one half of a layer lies in a page.
 #[derive(Clone, Copy, Debug)]
@@ -39,11 +131,6 @@ impl PageStore {
         });
         let parts = parts.collect();
         PageStore { page_tokens, page_bytes, parts, pages: Vec::new() }
-    }
-
-    /// Tokens of a page.
-    pub fn page_tokens(&self) -> usize {
-        self.page_tokens
     }
 
     /// Takes memory for the pages that new tokens of a row will lie in, so that writing them takes none.
@@ -129,9 +216,42 @@ impl PageStore {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use super::super::row::RowId;
     use super::*;
     use precast_tensor::DType;
+
+    #[test]
+    fn layers_with_a_window_have_pages_of_their_own() {
+        let layer = |window| LayerLayout { heads: 1, key_size: 1, value_size: 1, dtype: DType::U8, window, slack: 0 };
+        let mut stores = PageStores::new(&[layer(None), layer(Some(3)), layer(None)], 2);
+        let (pages, window) = ([PageId(0), PageId(1), PageId(2)], [PageId(7)]);
+        let windows = [WindowPages { first: 2, pages: &window }];
+        let row = StepRow {
+            row: RowId(0),
+            tokens: &[1],
+            cached: 4,
+            pages: &pages,
+            windows: &windows,
+            scored: 1,
+            is_long: false,
+        };
+        stores.reserve(&row).unwrap();
+        (0..3).for_each(|layer| stores.write(&row, (layer, Half::Keys), 4, &[10 + layer as u8], (1, 1)));
+        let read = |layer| stores.read(&row, layer, Half::Keys).collect::<Vec<(usize, &[u8])>>();
+        assert_eq!(
+            (read(0), read(1), read(2)),
+            (vec![(4, &[10, 0][..])], vec![(4, &[11, 0][..])], vec![(4, &[12, 0][..])])
+        );
+        // Two tokens of keys and values of two layers, and of one.
+        assert_eq!(stores.bytes(), 8 + 8);
+        let without = StepRow { windows: &[], ..row };
+        assert!(
+            stores.read(&without, 1, Half::Keys).next().is_none(),
+            "the row's other pages hold nothing of the window"
+        );
+    }
 
     #[test]
     fn tokens_lie_where_their_positions_say_across_pages() {

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 
 use crate::kv_cache::NoMemory;
 use crate::ladder::{Ladder, Ladders};
-use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
+use crate::plan::{Phase, PlannedRow, ProgramSet, Scores as PlanScores, StepPlan, StepShape};
 use crate::step_buffers::StepBuffers;
 use crate::text_model::{StepError, StepOutputs, TextModel};
 
 use super::draft_model::DraftModel;
-use super::page_store::PageStore;
+use super::page_store::PageStores;
 use super::preparer::Preparer;
 use super::row::RowId;
 use super::row_copies::{Held, RowCopies};
@@ -24,7 +24,7 @@ pub struct PagedRunner {
     rows_max: usize,
     /// Slots that copies have at most: one more than fits the widest Program, for a prompt that runs beside it.
     slots_max: usize,
-    store: PageStore,
+    store: PageStores,
     /// By class of capacity.
     copies: BTreeMap<usize, RowCopies>,
     /// Of each Program that runs beside others.
@@ -43,7 +43,7 @@ impl PagedRunner {
         let ladders = model.ladders().clone();
         let rows_max = rows_max.min(ladders.rows.largest());
         let slots_max = ladders.rows.at_least(rows_max).unwrap_or(rows_max) + 1;
-        let store = PageStore::new(model.layers(), page_tokens);
+        let store = PageStores::new(model.layers(), page_tokens);
         let draft = model.draft().map(|draft| DraftModel::new(draft, rows_max));
         let (model, copies, buffers) = (model.clone(), BTreeMap::new(), Vec::new());
         PagedRunner { model, ladders, rows_max, slots_max, store, copies, buffers, draft, preparer: None, runs: 0 }
@@ -110,15 +110,35 @@ impl PagedRunner {
         rows.first().map(|row| self.class_of(row))
     }
 
-    /// What runs of a group whose rows lie in these slots: a Program for each part of it, in the order of the slots.
+    /// What runs of a group whose rows lie in these slots: a Program for each part of it, in the order of the slots. Where larger
+    /// Programs are taken that are there, one of them for all rows comes before parts whose Programs are not.
     fn jobs_of<'r>(&self, group: usize, rows: &[&'r StepRow<'r>], slots: &[usize]) -> Vec<Job<'r>> {
+        let Some(class) = self.class_of_group(rows) else { return Vec::new() };
+        let parts = self.parts_of(rows, self.copies[&class].cache.slots());
+        let jobs = self.jobs_of_parts(group, rows, slots, &parts);
+        if parts.len() > 1 && jobs.iter().any(|job| !self.is_ready(&job.plan)) {
+            let whole = self.jobs_of_parts(group, rows, slots, &[rows.len()]);
+            if whole.iter().all(|job| self.is_ready(&job.plan)) {
+                return whole;
+            }
+        }
+        jobs
+    }
+
+    fn jobs_of_parts<'r>(
+        &self,
+        group: usize,
+        rows: &[&'r StepRow<'r>],
+        slots: &[usize],
+        parts: &[usize],
+    ) -> Vec<Job<'r>> {
         let Some(class) = self.class_of_group(rows) else { return Vec::new() };
         let cache = &self.copies[&class].cache;
         let mut order: Vec<usize> = (0..rows.len()).collect();
         order.sort_by_key(|&position| slots[position]);
         let mut left = &order[..];
         let mut jobs = Vec::new();
-        for part in self.parts_of(rows, cache.slots()) {
+        for &part in parts {
             let (positions, others) = left.split_at(part);
             left = others;
             let in_order: Vec<&StepRow<'_>> = positions.iter().map(|&position| rows[position]).collect();
@@ -131,16 +151,40 @@ impl PagedRunner {
                 valid: row.tokens.len(),
                 is_last: row.scored > 0,
             });
-            let plan = StepPlan {
+            let mut plan = StepPlan {
                 phase: if longest == 1 { Phase::Decode } else { Phase::Prefill },
                 shape: StepShape { rows: size, length, capacity: cache.capacity() },
                 rows: planned.collect(),
                 scores: if in_order.iter().any(|row| row.scored > 1) { PlanScores::All } else { PlanScores::Last },
                 is_long: in_order.iter().any(|row| row.is_long),
             };
+            self.pad_up(&mut plan, cache.slots());
             jobs.push(Job { group, class, positions: positions.to_vec(), rows: in_order, plan });
         }
         jobs
+    }
+
+    /// Takes a longer or wider Program that is there where a plan's own is not, and that is asked for.
+    fn pad_up(&self, plan: &mut StepPlan, slots: usize) {
+        let (shape, first) = (plan.shape, plan.first_slot());
+        let lengths = self.ladders.length.sizes().iter().filter(|&&length| shape.length > 1 && length > shape.length);
+        let rows = self.ladders.rows.sizes().iter().filter(|&&rows| rows > shape.rows && first + rows <= slots);
+        let longer = lengths.map(|&length| StepShape { length, ..shape });
+        let larger = longer.chain(rows.map(|&rows| StepShape { rows, ..shape }));
+        plan.shape = self.ready_for(plan).choose(shape, larger);
+    }
+
+    /// Whether the Program of a plan is there, or makes no difference.
+    fn is_ready(&self, plan: &StepPlan) -> bool {
+        self.ready_for(plan).has(plan.shape)
+    }
+
+    /// Programs that a plan may count on. Long rows have Sessions of their own, of whose Programs nobody keeps count.
+    fn ready_for(&self, plan: &StepPlan) -> ProgramSet {
+        match plan.is_long {
+            true => ProgramSet::Any,
+            false => self.model.ready_on_host(plan.rows.iter().any(|row| row.is_last), plan.scores),
+        }
     }
 
     /// Makes the copies of each class as long and as many as its rows need, and lets go of those that nobody used lately.
@@ -151,7 +195,7 @@ impl PagedRunner {
             (*count, *capacity) = (*count + 1, self.capacity_of(row).max(*capacity));
         }
         for (&class, &(count, capacity)) in &needed {
-            let slots = self.ladders.rows.at_least(count).unwrap_or(count).min(self.slots_max);
+            let slots = self.slots_for(count, self.copies.get(&class).map_or(0, RowCopies::capacity).max(capacity));
             match self.copies.get_mut(&class) {
                 Some(copies) => copies.grow(slots, capacity).map_err(no_memory)?,
                 None => {
@@ -163,6 +207,15 @@ impl PagedRunner {
         let runs = self.runs;
         self.copies.retain(|class, copies| needed.contains_key(class) || copies.used() + IDLE_RUNS_MAX >= runs);
         Ok(())
+    }
+
+    /// Slots for so many rows: those of a Program for them, or where that is not there of a larger one that is.
+    fn slots_for(&self, count: usize, capacity: usize) -> usize {
+        let of = |rows: usize| StepShape { rows, length: 1, capacity };
+        let wanted = self.ladders.rows.at_least(count).unwrap_or(count);
+        let larger = self.ladders.rows.sizes().iter().filter(|&&rows| rows > wanted);
+        let ready = self.model.ready_on_host(true, PlanScores::Last);
+        ready.choose(of(wanted), larger.map(|&rows| of(rows))).rows.min(self.slots_max)
     }
 
     /// The capacity that a row needs by itself.
@@ -268,16 +321,16 @@ const BYTES_KEPT_TOGETHER: usize = 1 << 19;
 
 /// Writes the new tokens of a step into the pages of their rows. Where single tokens will lie is read first, that of all rows:
 /// these places are in no cache, and writes wait for one another where reads do not.
-fn write_pages(store: &mut PageStore, buffers: &[StepBuffers], jobs: &[Job<'_>]) {
+fn write_pages(store: &mut PageStores, buffers: &[StepBuffers], jobs: &[Job<'_>]) {
     for (Job { rows, plan, .. }, buffers) in jobs.iter().zip(buffers) {
         for (layer, half, bytes) in buffers.present() {
             if plan.shape.length == 1 {
                 let looks = rows.iter().zip(&plan.rows);
-                let looks = looks.map(|(row, planned)| store.look(row.pages, (layer, half), planned.cached));
+                let looks = looks.map(|(row, planned)| store.look(row, (layer, half), planned.cached));
                 std::hint::black_box(looks.fold(0, |all, look| all ^ look));
             }
             for ((row, planned), new) in rows.iter().zip(&plan.rows).zip(rows_of(bytes, plan)) {
-                store.write(row.pages, (layer, half), planned.cached, new, (plan.shape.length, planned.valid));
+                store.write(row, (layer, half), planned.cached, new, (plan.shape.length, planned.valid));
             }
         }
     }
@@ -322,7 +375,7 @@ impl StepRunner for PagedRunner {
         let mut scores: Vec<Vec<Scores>> = vec![Vec::new(); rows.len()];
         self.fit_copies(rows)?;
         for row in rows {
-            self.store.reserve(row.pages, row.cached, row.tokens.len()).map_err(no_memory)?;
+            self.store.reserve(row).map_err(no_memory)?;
         }
         let (rows_max, length_max) = (self.ladders.rows.largest(), self.ladders.length.largest());
         for groups in self.waves(groups(rows, rows_max, length_max, |row| self.class_of(row)), rows) {

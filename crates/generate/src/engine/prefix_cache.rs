@@ -56,6 +56,11 @@ impl PrefixCache {
         self.entries.is_empty()
     }
 
+    /// Whether there is an entry of this name.
+    pub fn has(&self, name: &Digest) -> bool {
+        self.entries.contains_key(name)
+    }
+
     /// The pages whose tokens are the beginning of `tokens`, and their names. Nothing is held for the caller yet.
     pub fn find(&self, root: Digest, tokens: &[u32], page_tokens: usize) -> Vec<(Digest, PageId)> {
         let mut found = Vec::new();

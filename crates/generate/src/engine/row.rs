@@ -12,6 +12,7 @@ use super::events::{EventQueue, Usage};
 use super::page_pool::PageId;
 use super::prefix_cache::long_root;
 use super::speculation::Speculation;
+use super::window_group::WindowTable;
 
 /// The number of a row. Rows that came earlier have lower ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,6 +46,8 @@ pub struct Row {
     /// Leading tokens whose keys and values lie in its pages.
     pub(super) cached: usize,
     pub(super) pages: Vec<PageId>,
+    /// Pages of its last tokens, of each window.
+    pub(super) windows: Vec<WindowTable>,
     /// Names of its full pages, as far as they are entries of the prefix cache.
     pub(super) chain: Vec<Digest>,
     pub(super) chain_root: Digest,

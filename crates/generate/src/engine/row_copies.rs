@@ -3,7 +3,7 @@
 
 use crate::kv_cache::{Half, KvCache, LayerLayout, NoMemory};
 
-use super::page_store::PageStore;
+use super::page_store::PageStores;
 use super::row::RowId;
 use super::runner::StepRow;
 
@@ -38,6 +38,11 @@ impl RowCopies {
         Ok(())
     }
 
+    /// Tokens that a slot has room for.
+    pub(super) fn capacity(&self) -> usize {
+        self.cache.capacity()
+    }
+
     /// The last run that used them.
     pub(super) fn used(&self) -> u64 {
         self.held.iter().flatten().map(|held| held.used).max().unwrap_or(0)
@@ -61,7 +66,7 @@ impl RowCopies {
         &mut self,
         rows: &[&StepRow<'_>],
         takes_any_slot: bool,
-        store: &PageStore,
+        store: &PageStores,
         run: u64,
     ) -> Vec<usize> {
         let slots = match rows {
@@ -112,20 +117,15 @@ impl RowCopies {
     }
 
     /// Makes a slot hold the cached tokens of a row, from pages as far as they are missing.
-    fn complete(&mut self, slot: usize, row: &StepRow<'_>, store: &PageStore, run: u64) {
+    fn complete(&mut self, slot: usize, row: &StepRow<'_>, store: &PageStores, run: u64) {
         let known = self.held[slot].filter(|held| held.row == row.row).map_or(0, |held| held.tokens);
         let is_there = known >= row.cached && self.cache.is_intact(slot, row.cached);
         if !is_there {
             self.cache.clear(slot);
-            for (number, &page) in row.pages.iter().enumerate() {
-                let start = number * store.page_tokens();
-                let valid = row.cached.saturating_sub(start).min(store.page_tokens());
-                if valid == 0 {
-                    break;
-                }
-                for layer in 0..self.cache.layer_count() {
-                    for half in [Half::Keys, Half::Values] {
-                        let Some(bytes) = store.read(page, layer, half) else { continue };
+            for layer in 0..self.cache.layer_count() {
+                for half in [Half::Keys, Half::Values] {
+                    for (start, bytes) in store.read(row, layer, half).take_while(|(start, _)| *start < row.cached) {
+                        let valid = (row.cached - start).min(store.page_tokens());
                         self.cache.write(layer, half, slot, start, bytes, valid);
                     }
                 }

@@ -7,6 +7,15 @@ use super::draft_model::DraftModel;
 use super::page_pool::PageId;
 use super::row::RowId;
 
+/// The pages of a row's last tokens that layers with a window keep.
+#[derive(Clone, Copy, Debug)]
+pub struct WindowPages<'a> {
+    /// Pages of the row before the first one here.
+    pub first: usize,
+    /// The pages, with room for the new tokens.
+    pub pages: &'a [PageId],
+}
+
 /// One row of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepRow<'a> {
@@ -18,6 +27,9 @@ pub struct StepRow<'a> {
     pub cached: usize,
     /// The pages of the row in the order of its tokens, with room for the new ones.
     pub pages: &'a [PageId],
+    /// The pages that layers of each window have for themselves, the least window first; none where those layers have the pages of
+    /// all others.
+    pub windows: &'a [WindowPages<'a>],
     /// Behind how many of the last tokens scores are wanted.
     pub scored: usize,
     /// Whether the row is computed as long ones are, those of its pages too.

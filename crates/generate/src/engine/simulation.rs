@@ -18,7 +18,7 @@ use super::row::{Row, RowId, RowState};
 use super::runner::{Scores, StepFault, StepRow, StepRunner};
 use super::speculation::Speculation;
 use crate::config::{SearchConfig, SpeculativeConfig};
-use crate::row_search::{RowSearch, SearchOptions};
+use crate::row_search::{RowDraws, RowSearch, SearchOptions};
 use crate::search::{FinishReason, GeneratorParams};
 
 const VOCABULARY: usize = 12;
@@ -59,10 +59,14 @@ struct Wishes {
     largest: (usize, usize),
 }
 
+/// Tokens of pages, and whether they were computed as those of long rows.
+type FakePages = BTreeMap<PageId, Vec<Option<(u32, bool)>>>;
+
 struct FakeRunner {
     page_tokens: usize,
-    /// Tokens, and whether they were computed as those of long rows.
-    pages: BTreeMap<PageId, Vec<Option<(u32, bool)>>>,
+    pages: FakePages,
+    /// Those of each window.
+    windows: Vec<(usize, FakePages)>,
     length_switch: Option<usize>,
     wishes: Arc<Mutex<Wishes>>,
     is_divisible: bool,
@@ -73,7 +77,24 @@ impl FakeRunner {
         for position in row.cached..row.cached + row.tokens.len() {
             let page = row.pages[position / self.page_tokens];
             let places = self.pages.entry(page).or_insert_with(|| vec![None; self.page_tokens]);
-            places[position % self.page_tokens] = token_of(position - row.cached).map(|token| (token, row.is_long));
+            let token = token_of(position - row.cached).map(|token| (token, row.is_long));
+            places[position % self.page_tokens] = token;
+            for ((_, pages), table) in self.windows.iter_mut().zip(row.windows) {
+                let page = table.pages[position / self.page_tokens - table.first];
+                let places = pages.entry(page).or_insert_with(|| vec![None; self.page_tokens]);
+                places[position % self.page_tokens] = token;
+            }
+        }
+    }
+
+    /// The pages of each window have what the first new query and those behind it see.
+    fn check_windows(&self, row: &StepRow<'_>, tokens: &[u32]) {
+        assert_eq!(row.windows.len(), self.windows.len());
+        for ((window, pages), table) in self.windows.iter().zip(row.windows) {
+            for position in (row.cached + 1).saturating_sub(*window)..tokens.len() {
+                let page = table.pages[position / self.page_tokens - table.first];
+                assert_eq!(pages[&page][position % self.page_tokens], Some((tokens[position], row.is_long)));
+            }
         }
     }
 }
@@ -120,6 +141,7 @@ impl StepRunner for FakeRunner {
             };
             let end = row.cached + row.tokens.len();
             let tokens: Vec<u32> = (0..end).map(place).collect();
+            self.check_windows(row, &tokens);
             for length in end + 1 - row.scored..=end {
                 assert_eq!(
                     row.is_long,
@@ -136,6 +158,7 @@ impl StepRunner for FakeRunner {
 
     fn rebuild(&mut self) -> Result<(), StepFault> {
         self.pages.clear();
+        self.windows.iter_mut().for_each(|(_, pages)| pages.clear());
         match self.wishes.lock().unwrap().is_gone {
             true => Err(StepFault::DeviceLost("gone for good".to_string())),
             false => Ok(()),
@@ -187,9 +210,13 @@ enum Move {
 }
 
 fn search_options(load: &Load, length_max: usize) -> Arc<SearchOptions> {
-    let (seed, eos) = (load.seed.unwrap_or(0), vec![EOS]);
     let params = params(load.max_new_tokens, load.seed);
-    Arc::new(SearchOptions { params, seed, eos, length_max, tokenizer: None, guide: None })
+    Arc::new(SearchOptions { params, eos: vec![EOS], length_max, tokenizer: None, guide: None })
+}
+
+fn search(load: &Load, length_max: usize) -> RowSearch {
+    let draws = RowDraws { seed: load.seed.unwrap_or(0), stream: 0, return_index: 0 };
+    RowSearch::new(search_options(load, length_max), draws).unwrap()
 }
 
 /// A turn: tokens that were told, and how it ended.
@@ -197,7 +224,7 @@ type Turn = (Vec<u32>, Option<FinishReason>);
 
 /// What the row says when it is alone, turn by turn.
 fn turns_alone(load: &Load, length_max: usize) -> Vec<Turn> {
-    let mut search = RowSearch::new(search_options(load, length_max), 0, 0).unwrap();
+    let mut search = search(load, length_max);
     let mut tokens = load.prompt.clone();
     let mut is_generated = vec![false; tokens.len()];
     let mut begins = vec![0];
@@ -267,6 +294,7 @@ impl Simulation {
         let runner = FakeRunner {
             page_tokens: limits.page_tokens,
             pages: BTreeMap::new(),
+            windows: limits.windows.iter().map(|&window| (window, BTreeMap::new())).collect(),
             length_switch: limits.length_switch,
             wishes: wishes.clone(),
             is_divisible: true,
@@ -287,6 +315,7 @@ impl Simulation {
             turns: vec![0],
             cached: 0,
             pages: Vec::new(),
+            windows: Vec::new(),
             chain: Vec::new(),
             chain_root: chain_root(""),
             is_long: false,
@@ -303,7 +332,7 @@ impl Simulation {
             is_stalled: false,
             keeps_turn: !load.moves.is_empty(),
             deadline: None,
-            search: RowSearch::new(search_options(load, self.limits.length_max), 0, 0).unwrap(),
+            search: search(load, self.limits.length_max),
             speculation: Speculation::new(&self.speculation),
             draft: Vec::new(),
             is_looked_up: false,
@@ -401,6 +430,7 @@ fn limits(page_tokens: usize, pages: usize) -> EngineLimits {
         events_max: 1 << 20,
         proposes_always: false,
         length_switch: None,
+        windows: vec![1, 5],
     }
 }
 

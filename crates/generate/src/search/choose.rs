@@ -156,6 +156,23 @@ pub fn top_logprobs(logits: &[f32], count: usize) -> Vec<(u32, f64)> {
     ids.into_iter().map(|id| (id, f64::from(logits[id as usize]) - total)).collect()
 }
 
+/// The log-probability of a token among those that may be drawn by scores that all rules were applied to, and the likeliest of
+/// these with theirs.
+pub fn processed_logprobs(
+    logits: &[f32],
+    params: &GeneratorParams,
+    token: u32,
+    count: usize,
+) -> (f64, Vec<(u32, f64)>) {
+    if params.is_greedy() {
+        return (log_softmax_at(logits, token), top_logprobs(logits, count));
+    }
+    let kept = keep(logits, params);
+    let total = kept.iter().map(|(_, weight)| weight).sum::<f64>().ln();
+    let logprob = kept.iter().find(|(id, _)| *id == token).map_or(f64::NEG_INFINITY, |(_, weight)| weight.ln() - total);
+    (logprob, kept.into_iter().take(count).map(|(id, weight)| (id, weight.ln() - total)).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::philox::{Draw, uniform};
@@ -199,6 +216,25 @@ mod tests {
         assert_eq!(choose_likeliest(&[], 7), Err(RuleError::NothingAllowed { position: 7 }));
         let error = choose_likeliest(&[0.0, f32::INFINITY, f32::NAN], 3).unwrap_err().to_string();
         assert_eq!(error, "the score of token 1 at position 3 is inf; a finite number was expected");
+    }
+
+    #[test]
+    fn processed_probabilities_are_those_of_what_may_be_drawn() {
+        let logits: Vec<f32> = [0.1f32, 0.4, 0.2, 0.3].iter().map(|p| p.ln()).chain([NEVER]).collect();
+        let close = |found: (f64, Vec<(u32, f64)>), logprob: f64, top: &[(u32, f64)]| {
+            assert!((found.0.exp() - logprob).abs() < 1e-6, "{found:?}");
+            assert_eq!(found.1.len(), top.len(), "{found:?}");
+            for (found, expected) in found.1.iter().zip(top) {
+                assert!(found.0 == expected.0 && (found.1.exp() - expected.1).abs() < 1e-6, "{found:?}");
+            }
+        };
+        let drawn = sampling().top_k(2);
+        close(processed_logprobs(&logits, &drawn, 3, 20), 3.0 / 7.0, &[(1, 4.0 / 7.0), (3, 3.0 / 7.0)]);
+        close(processed_logprobs(&logits, &drawn, 1, 1), 4.0 / 7.0, &[(1, 4.0 / 7.0)]);
+        // Half the temperature squares probabilities.
+        let cold = sampling().temperature(0.5);
+        close(processed_logprobs(&logits, &cold, 1, 0), 16.0 / 30.0, &[]);
+        close(processed_logprobs(&logits, &test_params(), 1, 2), 0.4, &[(1, 0.4), (3, 0.3)]);
     }
 
     #[test]

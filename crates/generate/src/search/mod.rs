@@ -9,8 +9,8 @@ mod rules;
 mod stop;
 
 pub use beam::{BeamSearch, BeamStep, Hypothesis};
-pub use choose::{Choice, choose, choose_likeliest, log_softmax, log_softmax_at, top_logprobs};
-pub use params::{GeneratorParams, ParamsError};
+pub use choose::{Choice, choose, choose_likeliest, log_softmax, log_softmax_at, processed_logprobs, top_logprobs};
+pub use params::{GeneratorParams, LogprobsMode, ParamsError, RowSeed};
 pub use philox::{Draw, uniform};
 pub use rules::{History, RuleError, apply_rules, apply_rules_within, check_logits};
 pub use stop::{Passed, StopMatcher};

@@ -10,6 +10,8 @@ use crate::suggestion::nearest_key;
 pub struct GeneratorParams {
     /// The options that a model folder also has.
     pub search: SearchConfig,
+    /// Where each row's random numbers come from, in the order of the rows; all rows share the seed unless set.
+    pub row_seeds: Vec<RowSeed>,
     /// Tokens to generate; no limit but the length of the sequence unless set.
     pub max_new_tokens: Option<usize>,
     /// Strings that end a row.
@@ -24,10 +26,47 @@ pub struct GeneratorParams {
     pub logit_bias: BTreeMap<u32, f32>,
     /// Likeliest tokens whose log-probabilities each step reports; none unless set.
     pub logprobs: Option<usize>,
+    /// Which probabilities those are of.
+    pub logprobs_mode: LogprobsMode,
     /// Tokens that end sequences are tokens like others.
     pub ignore_eos: bool,
     /// The token that ended a row becomes part of it.
     pub include_stop_token: bool,
+}
+
+/// Where the random numbers of a row come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(from = "Option<i64>")]
+pub enum RowSeed {
+    /// The seed of all rows, and the row's place among them.
+    #[default]
+    Shared,
+    /// A seed of its own: the row's draws are those that it has alone, wherever it stands.
+    Own(u64),
+    /// A seed of its own from the system.
+    FromSystem,
+}
+
+impl From<Option<i64>> for RowSeed {
+    /// Nothing is the seed of all rows; -1, as any number below 0, one from the system.
+    fn from(seed: Option<i64>) -> RowSeed {
+        match seed.map(u64::try_from) {
+            None => RowSeed::Shared,
+            Some(Ok(seed)) => RowSeed::Own(seed),
+            Some(Err(_)) => RowSeed::FromSystem,
+        }
+    }
+}
+
+/// Which probabilities log-probabilities are of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogprobsMode {
+    /// All tokens by the scores that the model gives, before any rule.
+    #[default]
+    Raw,
+    /// The tokens that may be drawn, after all rules; where the likeliest is taken, all that rules leave.
+    Processed,
 }
 
 /// An option that cannot be.
@@ -37,6 +76,7 @@ pub struct ParamsError(pub String);
 
 /// Options beyond those of a model folder.
 const OWN_KEYS: &[&str] = &[
+    "row_seeds",
     "max_new_tokens",
     "stop",
     "min_p",
@@ -44,6 +84,7 @@ const OWN_KEYS: &[&str] = &[
     "frequency_penalty",
     "logit_bias",
     "logprobs",
+    "logprobs_mode",
     "ignore_eos",
     "include_stop_token",
     "n",
@@ -65,6 +106,7 @@ impl GeneratorParams {
     pub fn new(search: SearchConfig) -> GeneratorParams {
         GeneratorParams {
             search,
+            row_seeds: Vec::new(),
             max_new_tokens: None,
             stop: Vec::new(),
             min_p: 0.0,
@@ -72,6 +114,7 @@ impl GeneratorParams {
             frequency_penalty: 0.0,
             logit_bias: BTreeMap::new(),
             logprobs: None,
+            logprobs_mode: LogprobsMode::Raw,
             ignore_eos: false,
             include_stop_token: false,
         }
@@ -108,6 +151,12 @@ impl GeneratorParams {
         self
     }
 
+    /// Gives rows seeds of their own.
+    pub fn row_seeds(mut self, seeds: impl IntoIterator<Item = RowSeed>) -> GeneratorParams {
+        self.row_seeds = seeds.into_iter().collect();
+        self
+    }
+
     /// Ends a row where one of these strings appears.
     pub fn stop<S: Into<String>>(mut self, stop: impl IntoIterator<Item = S>) -> GeneratorParams {
         self.stop = stop.into_iter().map(Into::into).collect();
@@ -136,6 +185,7 @@ impl GeneratorParams {
                 let seed: i64 = serde_json::from_str(json).map_err(refused)?;
                 search.random_seed = u64::try_from(seed).ok();
             }
+            "row_seeds" => assign!(self.row_seeds),
             "chunk_size" => search.chunk_size = Some(serde_json::from_str(json).map_err(refused)?),
             "num_beams" => assign!(search.num_beams),
             "num_return_sequences" | "n" => assign!(search.num_return_sequences),
@@ -149,6 +199,7 @@ impl GeneratorParams {
             "frequency_penalty" => assign!(self.frequency_penalty),
             "logit_bias" => assign!(self.logit_bias),
             "logprobs" => self.logprobs = Some(serde_json::from_str(json).map_err(refused)?),
+            "logprobs_mode" => assign!(self.logprobs_mode),
             "ignore_eos" => assign!(self.ignore_eos),
             "include_stop_token" => assign!(self.include_stop_token),
             _ => {
@@ -263,6 +314,7 @@ impl GeneratorParams {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::super::rules::test_params as params;
+    use super::{LogprobsMode, RowSeed};
 
     #[test]
     fn options_are_set_by_name_and_misspelt_ones_are_errors() {
@@ -275,6 +327,12 @@ mod tests {
         assert_eq!((params.search.top_k, params.search.random_seed, params.logit_bias[&3]), (7, None, 1.5));
         assert_eq!(params.set("topk", "1").unwrap_err().0, "there is no option 'topk'; did you mean 'top_k'?");
         assert!(params.set("top_k", "1.5").unwrap_err().0.starts_with("top_k: '1.5' does not fit"));
+        params.set("row_seeds", "[7, null, -1]").unwrap();
+        assert_eq!(params.row_seeds, [RowSeed::Own(7), RowSeed::Shared, RowSeed::FromSystem]);
+        params.set("logprobs_mode", r#""processed""#).unwrap();
+        assert_eq!(params.logprobs_mode, LogprobsMode::Processed);
+        let error = params.set("logprobs_mode", r#""cooked""#).unwrap_err().0;
+        assert!(error.contains("expected `raw` or `processed`"), "{error}");
     }
 
     #[test]

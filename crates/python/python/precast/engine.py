@@ -54,11 +54,12 @@ class Request:
 
 
 class Engine:
-    """Serves requests on a decoder, as the folder's `engine` says."""
+    """Serves requests on a decoder, as the folder's `engine` says. With `prepares_programs`, Programs are compiled ahead of need
+    on a thread of its own; unless given, the folder's `precast.json` says whether they are."""
 
-    def __init__(self, model: Union[Model, Folder]) -> None:
+    def __init__(self, model: Union[Model, Folder], *, prepares_programs: Union[bool, None] = None) -> None:
         self.model = _opened(model)
-        self._native = _precast.TextEngine(self.model._native)
+        self._native = _precast.TextEngine(self.model._native, prepares_programs)
 
     def submit(
         self,

@@ -263,14 +263,15 @@ class GeneratorParams:
         self._options: dict[str, Any] = {}
 
     def set_search_options(self, **options: Any) -> None:
-        """Sets options by name: those of `genai_config.json`'s `search`, and `max_new_tokens`, `stop`, `min_p`,
-        `presence_penalty`, `frequency_penalty`, `logit_bias`, `logprobs`, `ignore_eos`, `include_stop_token`."""
+        """Sets options by name: those of `genai_config.json`'s `search`, and `row_seeds`, `max_new_tokens`, `stop`, `min_p`,
+        `presence_penalty`, `frequency_penalty`, `logit_bias`, `logprobs`, `logprobs_mode`, `ignore_eos`,
+        `include_stop_token`."""
         self._options.update(options)
 
 
 def _pairs(options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Options as names and JSON. Who sets what only draws have, wants to draw; `seed` and `n` are short names."""
-    names = {"seed": "random_seed", "n": "num_return_sequences"}
+    """Options as names and JSON. Who sets what only draws have, wants to draw; `seed`, `seeds` and `n` are short names."""
+    names = {"seed": "random_seed", "seeds": "row_seeds", "n": "num_return_sequences"}
     given = {names.get(name, name): value for name, value in options.items() if value is not None}
     draws = given.get("temperature", 0) > 0 or "top_p" in given or "min_p" in given
     if draws:
@@ -380,6 +381,10 @@ class Generator:
         """Why a row ended, if it has."""
         return self._native.finish_reason(index)
 
+    def row_seed(self, row: int) -> int | None:
+        """The seed that a row draws by: its own, or that of all rows."""
+        return self._native.row_seed(row)
+
     def token_count(self) -> int:
         """Tokens of the longest row."""
         return max((len(self._native.sequence(row)) for row in range(self._native.row_count())), default=0)
@@ -421,6 +426,8 @@ class Completion:
     """Why it ended."""
     score: float | None
     """Score of a beam search."""
+    seed: int | None = None
+    """The seed of its draws; a beam search draws nothing."""
 
 
 def _opened(model: Union[Model, Folder]) -> Model:
@@ -434,8 +441,9 @@ def _encoded(model: Model, prompt: Prompt) -> list[int]:
 def complete(
     model: Union[Model, Folder], prompts: Union[Prompt, Sequence[Prompt]], **options: Any
 ) -> list[Completion]:
-    """Whole answers to one prompt or several, each a text or ids. Options are those of `set_search_options`; `seed` and `n`
-    are short for `random_seed` and `num_return_sequences`."""
+    """Whole answers to one prompt or several, each a text or ids. Options are those of `set_search_options`; `seed`,
+    `seeds` and `n` are short for `random_seed`, `row_seeds` (a seed for each prompt: -1 is one from the system, None that of all)
+    and `num_return_sequences`."""
     opened = _opened(model)
     several: Sequence[Any] = [prompts] if isinstance(prompts, str) or _is_row(prompts) else prompts
     answers = _precast.complete(opened._native, [_encoded(opened, prompt) for prompt in several], _pairs(options))

@@ -66,10 +66,31 @@ pub(super) fn attend_behind_cache(
     scoring: Scoring,
 ) -> Result<ValueId, Fault> {
     let allowed = add_allowed(cx, new, cache, window)?;
-    let keys = cx.concat(&[cache.keys, new.k], 2)?;
-    let values = cx.concat(&[cache.values, new.v], 2)?;
+    let (keys, values) = clear_free_slots(cx, cache, window)?;
+    let keys = cx.concat(&[keys, new.k], 2)?;
+    let values = cx.concat(&[values, new.v], 2)?;
     let scoring = Scoring { allowed: Some(allowed), ..scoring };
     Ok(attend(cx, Heads { q: new.q, k: keys, v: values }, &scoring)?.y)
+}
+
+/// Cached keys and values with zeros in slots that no query sees. What lies there may be no number, and no mask hides that: a
+/// score of none stays none whatever is added to it, and a value of none does with a weight of nothing.
+fn clear_free_slots(cx: &mut NodeCx<'_, '_>, cache: &Cache, window: i64) -> Result<(ValueId, ValueId), Fault> {
+    let (slots, rows) = (length_of(cx, cache.keys)?, cx.dims(cache.keys)[0].clone());
+    let ends = beside_batch(cx, cache.lengths)?;
+    let is_filled = match window > 0 {
+        true => {
+            let first_query = cx.scalar(DType::I64, 0.0)?;
+            add_filled_ring(cx, ends, first_query, &slots, window)?
+        }
+        false => {
+            let places = cx.iota(Dim::ZERO, slots.clone())?;
+            cx.compare(CompareFn::Lt, places, ends)?
+        }
+    };
+    let is_filled = cx.reshape(is_filled, vec![rows, Dim::ONE, slots, Dim::ONE])?;
+    let zero = cx.scalar(cx.dtype(cache.keys), 0.0)?;
+    Ok((cx.select(is_filled, cache.keys, zero)?, cx.select(is_filled, cache.values, zero)?))
 }
 
 /// Which slots of the cache, and behind them which new tokens, each query may see: [rows, 1, length, slots + length].

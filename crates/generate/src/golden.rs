@@ -1,12 +1,15 @@
-//! Golden cases of a model folder: what a case says, and where what comes differs from it.
+//! Golden cases: what a model is to say to prompts and calls, and where what it says differs. The one judge of tokens, ends, first
+//! scores and scripts: for tests, for `precast verify` and for the suite that runs on GPUs.
 
-use precast::generate::engine::complete;
-use precast::generate::{Completions, FinishReason, Generator, GeneratorParams, TextModel, generate};
-use precast::{DType, Error, TextFolder};
+use precast_tensor::DType;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::exit::Failure;
+use crate::completion::{Completion, generate};
+use crate::engine::{Engine, EngineError, complete};
+use crate::generator::{GenerateError, Generator};
+use crate::search::{FinishReason, GeneratorParams, ParamsError};
+use crate::text_model::TextModel;
 
 /// Likeliest tokens that are shown of a step that differs.
 const SHOWN: usize = 5;
@@ -15,44 +18,52 @@ const LOGITS_TOLERANCE: f32 = 1e-4;
 const NARROW_LOGITS_TOLERANCE: f32 = 5e-2;
 
 /// A file of golden cases.
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub struct Golden {
     /// The cases.
     pub cases: Vec<GoldenCase>,
 }
 
 /// What a model is to say.
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub struct GoldenCase {
     /// Its name.
     pub id: String,
     /// Name of the folder that it is for; any if missing.
     pub model: Option<String>,
+    /// Tokens of each prompt.
     #[serde(default)]
-    prompts: Vec<Vec<u32>>,
+    pub prompts: Vec<Vec<u32>>,
+    /// Options of the search on top of the folder's.
     #[serde(default)]
-    search: Map<String, Value>,
-    max_new_tokens: Option<usize>,
+    pub search: Map<String, Value>,
+    /// Tokens to generate.
+    pub max_new_tokens: Option<usize>,
+    /// Tokens of each answer.
     #[serde(default)]
-    generated: Vec<Vec<u32>>,
+    pub generated: Vec<Vec<u32>>,
     /// Why each answer ends: `eos` or `length`.
     #[serde(default)]
-    finish: Vec<String>,
+    pub finish: Vec<String>,
     /// The first scores behind the first prompt.
-    first_logits_row0_head: Option<Vec<f32>>,
+    pub first_logits_row0_head: Option<Vec<f32>>,
     /// The first scores behind each prompt.
-    first_logits_head: Option<Vec<Vec<f32>>>,
+    pub first_logits_head: Option<Vec<Vec<f32>>>,
     /// Calls of a generator of one row, in order.
-    script: Option<Vec<Call>>,
+    pub script: Option<Vec<Call>>,
 }
 
 /// A call of a generator: its name and what it is given.
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "Vec<Value>")]
-enum Call {
+pub enum Call {
+    /// Adds tokens.
     Append(Vec<u32>),
+    /// Steps, and the tokens that they give.
     Next(Vec<u32>),
+    /// Keeps so many tokens.
     Rewind(usize),
+    /// The row has so many tokens.
     ExpectLength(usize),
 }
 
@@ -76,11 +87,31 @@ impl TryFrom<Vec<Value>> for Call {
 }
 
 /// Where a case differs from what came: a sentence, and the same for machines.
+#[derive(Clone, Debug)]
 pub struct Difference {
     /// For people.
     pub text: String,
     /// For machines.
     pub json: Value,
+}
+
+/// Why a case could not be judged.
+#[derive(Debug, thiserror::Error)]
+pub enum GoldenError {
+    /// An option of the case cannot be.
+    #[error("case '{id}': {source}")]
+    Params {
+        /// The case.
+        id: String,
+        /// Why.
+        source: ParamsError,
+    },
+    /// A generator failed.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+    /// An engine failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
 }
 
 impl GoldenCase {
@@ -89,81 +120,57 @@ impl GoldenCase {
         !self.generated.is_empty() || self.script.is_some() || !self.heads().is_empty()
     }
 
-    /// Where what the folder says differs, by the generator and by the engine.
-    pub fn verify(&self, folder: &TextFolder) -> Result<Vec<Difference>, Failure> {
-        let mut differences = Vec::new();
-        if !self.generated.is_empty() {
-            self.verify_answers(folder, &mut differences)?;
-        }
-        self.verify_logits(&folder.model, &mut differences)?;
-        if let Some(script) = &self.script {
-            differences.extend(self.verify_script(&folder.model, script)?);
-        }
-        Ok(differences)
-    }
-
-    fn verify_answers(&self, folder: &TextFolder, differences: &mut Vec<Difference>) -> Result<(), Failure> {
-        let params = self.params(&folder.model)?;
-        let prompts: Vec<&[u32]> = self.prompts.iter().map(Vec::as_slice).collect();
-        let completions = generate(&folder.model, None, &params, &prompts, &mut |_| (), None).map_err(Error::from)?;
-        let mut found: Vec<(&str, Completions)> = vec![("generator", completions)];
-        if params.search.num_beams == 1 {
-            let engine = folder.engine(folder.engine_options())?;
-            found.push(("engine", complete(&engine, &params, None, &prompts, &mut |_| ()).map_err(Error::from)?));
-        }
-        let none = Vec::new();
-        for (path, completions) in found {
-            for row in 0..completions.answers.len().max(self.generated.len()) {
-                let expected = self.generated.get(row).unwrap_or(&none);
-                let answer = completions.answers.get(row);
-                let tokens = answer.map_or(&none, |answer| &answer.tokens);
-                if expected != tokens {
-                    differences.push(self.first_difference(&folder.model, &params, path, (row, expected, tokens))?);
-                } else if let (Some(expected), Some(answer)) = (self.finish.get(row), answer) {
-                    differences.extend(finish_difference(path, row, expected, answer.finish));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn params(&self, model: &TextModel) -> Result<GeneratorParams, Failure> {
+    /// The options of a folder with those of the case.
+    pub fn params(&self, model: &TextModel) -> Result<GeneratorParams, GoldenError> {
         let mut params = GeneratorParams::new(model.config().search.clone());
         for (name, value) in &self.search {
-            let refused = |error: &dyn std::fmt::Display| Failure::usage(format!("case '{}': {error}", self.id));
-            params.set(name, &value.to_string()).map_err(|error| refused(&error))?;
+            let refused = |source| GoldenError::Params { id: self.id.clone(), source };
+            params.set(name, &value.to_string()).map_err(refused)?;
         }
         params.max_new_tokens = self.max_new_tokens.or(params.max_new_tokens);
         Ok(params)
     }
 
-    /// The same options for one row that goes on as long as it is asked to.
-    fn params_of_one_row(&self, model: &TextModel) -> Result<GeneratorParams, Failure> {
-        let mut params = self.params(model)?;
-        (params.search.num_beams, params.search.num_return_sequences, params.search.batch_size) = (1, 1, 1);
-        params.search.max_length = model.config().model.context_length;
-        Ok(params)
-    }
-
-    /// The first scores behind each prompt, as far as the case says.
-    fn heads(&self) -> Vec<&[f32]> {
-        match (&self.first_logits_head, &self.first_logits_row0_head) {
-            (Some(heads), _) => heads.iter().map(Vec::as_slice).collect(),
-            (None, Some(head)) => vec![head],
-            (None, None) => Vec::new(),
+    /// Where answers of a generator with these options differ.
+    pub fn judge_generator(&self, model: &TextModel, params: &GeneratorParams) -> Result<Vec<Difference>, GoldenError> {
+        if self.generated.is_empty() {
+            return Ok(Vec::new());
         }
+        let completions = generate(model, None, params, &self.slices(), &mut |_| (), None)?;
+        self.judge_answers("generator", model, params, &completions.answers)
     }
 
-    fn verify_logits(&self, model: &TextModel, differences: &mut Vec<Difference>) -> Result<(), Failure> {
+    /// Where answers of an engine on the model differ, all prompts at once. Beams do not run in one.
+    pub fn judge_engine(
+        &self,
+        engine: &Engine,
+        model: &TextModel,
+        params: &GeneratorParams,
+    ) -> Result<Vec<Difference>, GoldenError> {
+        if self.generated.is_empty() || params.search.num_beams > 1 {
+            return Ok(Vec::new());
+        }
+        let completions = complete(engine, params, None, &self.slices(), &mut |_| ())?;
+        self.judge_answers("engine", model, params, &completions.answers)
+    }
+
+    /// Where the first scores behind prompts differ, as far as the case says them.
+    pub fn judge_logits(&self, model: &TextModel, params: &GeneratorParams) -> Result<Vec<Difference>, GoldenError> {
+        let heads = self.heads();
+        if heads.is_empty() {
+            return Ok(Vec::new());
+        }
         let is_f32 = model.layers().iter().all(|layer| layer.dtype == DType::F32);
         let tolerance = if is_f32 { LOGITS_TOLERANCE } else { NARROW_LOGITS_TOLERANCE };
-        for (row, (head, prompt)) in self.heads().into_iter().zip(&self.prompts).enumerate() {
-            let logits = logits_behind(model, self.params_of_one_row(model)?, prompt)?;
+        let mut generator = Generator::new(model, params_without_beams(model, params))?;
+        generator.append(&self.slices())?;
+        let mut differences = Vec::new();
+        for (row, head) in heads.into_iter().enumerate().take(self.prompts.len()) {
             let is_far = |(_, (expected, found)): &(usize, (&f32, &f32))| {
                 let distance = (*expected - *found).abs();
                 distance.is_nan() || distance > tolerance
             };
-            if let Some((token, (expected, found))) = head.iter().zip(&logits).enumerate().find(is_far) {
+            if let Some((token, (expected, found))) = head.iter().zip(generator.logits(row)?).enumerate().find(is_far) {
                 differences.push(Difference {
                     text: format!(
                         "first scores, row {row}, token {token}: {expected} was expected and {found} came; \
@@ -173,27 +180,28 @@ impl GoldenCase {
                 });
             }
         }
-        Ok(())
+        Ok(differences)
     }
 
-    /// What the first call that differs gave.
-    fn verify_script(&self, model: &TextModel, script: &[Call]) -> Result<Option<Difference>, Failure> {
-        let mut generator = Generator::new(model, self.params_of_one_row(model)?).map_err(Error::from)?;
+    /// What the first call of the script that differs gave.
+    pub fn judge_script(&self, model: &TextModel, params: &GeneratorParams) -> Result<Option<Difference>, GoldenError> {
+        let Some(script) = &self.script else { return Ok(None) };
+        let mut generator = Generator::new(model, params_without_beams(model, params))?;
         for (position, call) in script.iter().enumerate() {
             let (expected, found) = match call {
                 Call::Append(tokens) => {
-                    generator.append(&[tokens]).map_err(Error::from)?;
+                    generator.append(&[tokens])?;
                     continue;
                 }
                 Call::Rewind(length) => {
-                    generator.rewind(0, *length).map_err(Error::from)?;
+                    generator.rewind(0, *length)?;
                     continue;
                 }
                 Call::ExpectLength(length) => (json!(length), json!(generator.len(0))),
                 Call::Next(expected) => {
                     let mut found = Vec::new();
                     for _ in expected {
-                        found.extend(generator.next().map_err(Error::from)?.iter().map(|token| token.id));
+                        found.extend(generator.next()?.iter().map(|token| token.id));
                     }
                     (json!(expected), json!(found))
                 }
@@ -208,6 +216,42 @@ impl GoldenCase {
         Ok(None)
     }
 
+    /// The prompts as calls take them.
+    fn slices(&self) -> Vec<&[u32]> {
+        self.prompts.iter().map(Vec::as_slice).collect()
+    }
+
+    /// The first scores behind each prompt, as far as the case says.
+    fn heads(&self) -> Vec<&[f32]> {
+        match (&self.first_logits_head, &self.first_logits_row0_head) {
+            (Some(heads), _) => heads.iter().map(Vec::as_slice).collect(),
+            (None, Some(head)) => vec![head],
+            (None, None) => Vec::new(),
+        }
+    }
+
+    /// Where answers differ, in their tokens or else in how they end.
+    fn judge_answers(
+        &self,
+        path: &str,
+        model: &TextModel,
+        params: &GeneratorParams,
+        answers: &[Completion],
+    ) -> Result<Vec<Difference>, GoldenError> {
+        let (none, mut differences) = (Vec::new(), Vec::new());
+        for row in 0..answers.len().max(self.generated.len()) {
+            let expected = self.generated.get(row).unwrap_or(&none);
+            let answer = answers.get(row);
+            let tokens = answer.map_or(&none, |answer| &answer.tokens);
+            if expected != tokens {
+                differences.push(self.first_difference(model, params, path, (row, expected, tokens))?);
+            } else if let (Some(expected), Some(answer)) = (self.finish.get(row), answer) {
+                differences.extend(finish_difference(path, row, expected, answer.finish));
+            }
+        }
+        Ok(differences)
+    }
+
     /// The first token that differs, with the scores behind what both have in common.
     fn first_difference(
         &self,
@@ -215,12 +259,13 @@ impl GoldenCase {
         params: &GeneratorParams,
         path: &str,
         (row, expected, found): (usize, &Vec<u32>, &Vec<u32>),
-    ) -> Result<Difference, Failure> {
+    ) -> Result<Difference, GoldenError> {
         let step = expected.iter().zip(found).take_while(|(expected, found)| expected == found).count();
         let answers_of_a_prompt = params.search.num_return_sequences.max(1);
         let prompt = self.prompts.get(row / answers_of_a_prompt).map_or(&[][..], Vec::as_slice);
-        let tokens = [prompt, &expected[..step]].concat();
-        let logits = logits_behind(model, self.params_of_one_row(model)?, &tokens)?;
+        let mut generator = Generator::new(model, params_without_beams(model, params))?;
+        generator.append(&[&[prompt, &expected[..step]].concat()])?;
+        let logits = generator.logits(0)?;
         let mut likeliest: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
         likeliest.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         likeliest.truncate(SHOWN);
@@ -245,11 +290,12 @@ impl GoldenCase {
     }
 }
 
-/// Scores behind tokens.
-fn logits_behind(model: &TextModel, params: GeneratorParams, tokens: &[u32]) -> Result<Vec<f32>, Failure> {
-    let mut generator = Generator::new(model, params).map_err(Error::from)?;
-    generator.append(&[tokens]).map_err(Error::from)?;
-    Ok(generator.logits(0).map_err(Error::from)?.to_vec())
+/// The same options for rows that go on as long as they are asked to.
+fn params_without_beams(model: &TextModel, params: &GeneratorParams) -> GeneratorParams {
+    let mut params = params.clone();
+    (params.search.num_beams, params.search.num_return_sequences, params.search.batch_size) = (1, 1, 1);
+    params.search.max_length = model.config().model.context_length;
+    params
 }
 
 /// An end that is not the expected one; both limits of a length are one.
