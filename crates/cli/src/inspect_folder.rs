@@ -23,7 +23,7 @@ pub fn inspect_folder(folder: &Path, overlays: &[PathBuf], shared: &Shared) -> R
         overlays,
         ..TextOptions::default()
     };
-    let TextFolder { model, tokenizer, notices } = match open_text_model(folder, &text_options) {
+    let TextFolder { model, tokenizer, notices, .. } = match open_text_model(folder, &text_options) {
         Ok(folder) => folder,
         Err(error) => return Ok(refused(folder, &error, &folder_faults(folder, &text_options))),
     };

@@ -25,14 +25,23 @@ pub fn complete(
     prompts: &[&[u32]],
     on_token: &mut dyn FnMut(&StepToken),
 ) -> Result<Completions, EngineError> {
+    let request =
+        |prompt: &&[u32]| Request { guidance: guidance.cloned(), ..Request::new(prompt.to_vec(), params.clone()) };
+    complete_requests(engine, &prompts.iter().map(request).collect::<Vec<Request>>(), on_token)
+}
+
+/// As `complete`, each request with options of its own. All have as many answers.
+pub fn complete_requests(
+    engine: &Engine,
+    requests: &[Request],
+    on_token: &mut dyn FnMut(&StepToken),
+) -> Result<Completions, EngineError> {
     let before = engine.metrics()?;
-    let send = |prompt: &&[u32]| {
-        engine.submit(Request { guidance: guidance.cloned(), ..Request::new(prompt.to_vec(), params.clone()) })
-    };
-    let handles = prompts.iter().map(send).collect::<Result<Vec<RequestHandle>, EngineError>>()?;
-    let new = |prompt| Reading::new(prompt, params, engine.has_text());
-    let mut readings: Vec<Reading<'_>> = (0..prompts.len()).map(new).collect();
-    for first in 0..prompts.len() {
+    let send = |request: &Request| engine.submit(request.clone());
+    let handles = requests.iter().map(send).collect::<Result<Vec<RequestHandle>, EngineError>>()?;
+    let new = |(prompt, request): (usize, &Request)| Reading::new(prompt, request.params.clone(), engine.has_text());
+    let mut readings: Vec<Reading> = requests.iter().enumerate().map(new).collect();
+    for first in 0..requests.len() {
         loop {
             readings[first].tell(on_token);
             if readings[first].open == 0 {
@@ -55,9 +64,9 @@ pub fn complete(
 }
 
 /// The answers to one prompt, as far as they were read.
-struct Reading<'p> {
+struct Reading {
     prompt: usize,
-    params: &'p GeneratorParams,
+    params: GeneratorParams,
     answers: Vec<Completion>,
     /// Answers that have not ended.
     open: usize,
@@ -65,8 +74,8 @@ struct Reading<'p> {
     untold: VecDeque<StepToken>,
 }
 
-impl<'p> Reading<'p> {
-    fn new(prompt: usize, params: &'p GeneratorParams, has_text: bool) -> Reading<'p> {
+impl Reading {
+    fn new(prompt: usize, params: GeneratorParams, has_text: bool) -> Reading {
         let open = params.search.num_return_sequences;
         let (text, finish) = (has_text.then(String::new), FinishReason::MaxLength);
         let answer = Completion { prompt, tokens: Vec::new(), text, finish, score: None };

@@ -27,7 +27,7 @@ pub mod schedule;
 mod simulation;
 mod speculation;
 
-pub use complete::complete;
+pub use complete::{complete, complete_requests};
 pub use engine_thread::{Engine, EngineError};
 pub use events::{Event, TokenEvent, Usage};
 pub use guidance::{Guidance, GuidanceError};
