@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
-use precast::generate::engine::complete;
+use precast::generate::engine::{complete, complete_requests};
 use precast::generate::plan::{Phase, StepPlan};
 use precast::generate::text_model::StepWatcher;
 use precast::generate::{
     Completion, Completions, FinishReason, GeneratorParams, StepToken, TextModel, Tokenizer, generate,
 };
-use precast::{Error, Guidance, RunReport, TextFolder};
+use precast::{Adapter, Error, Guidance, Request, RunReport, TextFolder};
 use serde_json::{Value, json};
 
 use crate::Cx;
@@ -33,7 +33,7 @@ pub struct GenerateArgs {
     /// The prompt, as ids
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "prompt")]
     pub tokens: Option<Vec<u32>>,
-    /// Prompts, one JSON object a line: {"prompt": TEXT} or {"tokens": [IDS]}
+    /// Prompts, one JSON object a line: {"prompt": TEXT} or {"tokens": [IDS]}, and "adapter": NAME or null for another than the first
     #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["prompt", "tokens"])]
     pub batch: Option<PathBuf>,
     /// Answer by a JSON value of the schema in this file
@@ -62,8 +62,12 @@ pub fn run_generate(args: &GenerateArgs, shared: &Shared, cx: &Cx) -> Result<Rep
     let guidance = read_guidance(args)?;
     let (model, tokenizer) = (folder.model.clone(), folder.tokenizer.clone());
     let params = args.search.params(&model)?;
-    let prompts = read_prompts(args, tokenizer.as_ref())?;
-    let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+    let read = read_prompts(args, &folder)?;
+    let prompts: Vec<&[u32]> = read.iter().map(|prompt| &prompt.tokens[..]).collect();
+    let is_mixed = read.iter().any(|prompt| name_of(&prompt.adapter) != name_of(&model.adapter().cloned()));
+    if is_mixed && params.search.num_beams > 1 {
+        return Err(Failure::usage("beams run with one adapter for all prompts"));
+    }
     let is_streamed = !shared.json && args.batch.is_none() && params.search.num_return_sequences == 1;
     let is_streamed = is_streamed && params.search.num_beams == 1;
     let mut logprobs = Vec::new();
@@ -81,6 +85,18 @@ pub fn run_generate(args: &GenerateArgs, shared: &Shared, cx: &Cx) -> Result<Rep
     };
     let begun = Instant::now();
     let completions = match needs_engine(&folder, &params, guidance.as_ref()) {
+        // Rows of several adapters are the engine's, whose steps they share.
+        _ if is_mixed => {
+            folder.model = folder.model.with_adapter(None).map_err(Error::from)?;
+            let engine = folder.engine(folder.engine_options())?;
+            let request = |prompt: &Prompt| Request {
+                guidance: guidance.clone(),
+                adapter: prompt.adapter.clone(),
+                ..Request::new(prompt.tokens.clone(), params.clone())
+            };
+            let requests: Vec<Request> = read.iter().map(request).collect();
+            complete_requests(&engine, &requests, &mut on_token).map_err(Error::from)?
+        }
         true => {
             let engine = folder.engine(folder.engine_options())?;
             complete(&engine, &params, guidance.as_ref(), &prompts, &mut on_token).map_err(Error::from)?
@@ -143,6 +159,7 @@ fn report_json(
     let stats = &completions.stats;
     json!({
         "device": model.device(),
+        "adapter": model.adapter().map(Adapter::name),
         "answers": completions.answers.iter().map(answer_json).collect::<Vec<_>>(),
         "prompt_tokens": prompts.iter().map(|prompt| prompt.len()).collect::<Vec<_>>(),
         "seed": completions.seed,
@@ -174,11 +191,23 @@ fn step_line(plan: &StepPlan, report: &RunReport) -> String {
     line
 }
 
-fn read_prompts(args: &GenerateArgs, tokenizer: Option<&Tokenizer>) -> Result<Vec<Vec<u32>>, Failure> {
+/// A prompt and the adapter that it is answered with.
+struct Prompt {
+    tokens: Vec<u32>,
+    adapter: Option<Adapter>,
+}
+
+fn name_of(adapter: &Option<Adapter>) -> Option<&str> {
+    adapter.as_ref().map(Adapter::name)
+}
+
+fn read_prompts(args: &GenerateArgs, folder: &TextFolder) -> Result<Vec<Prompt>, Failure> {
+    let tokenizer = folder.tokenizer.as_ref();
+    let alone = |tokens: Vec<u32>| vec![Prompt { tokens, adapter: folder.model.adapter().cloned() }];
     match (&args.prompt, &args.tokens, &args.batch) {
-        (Some(text), ..) => Ok(vec![encode(text, tokenizer)?]),
-        (_, Some(tokens), _) => Ok(vec![tokens.clone()]),
-        (_, _, Some(path)) => read_batch(path, tokenizer),
+        (Some(text), ..) => Ok(alone(encode(text, tokenizer)?)),
+        (_, Some(tokens), _) => Ok(alone(tokens.clone())),
+        (_, _, Some(path)) => read_batch(path, folder),
         (None, None, None) => Err(Failure::usage("no prompt: give --prompt, --tokens or --batch")),
     }
 }
@@ -191,7 +220,8 @@ pub fn encode(text: &str, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, Fai
     Ok(tokenizer.encode(text).map_err(Error::from)?)
 }
 
-fn read_batch(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<Vec<Vec<u32>>, Failure> {
+fn read_batch(path: &Path, folder: &TextFolder) -> Result<Vec<Prompt>, Failure> {
+    let tokenizer = folder.tokenizer.as_ref();
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::usage(format!("cannot read '{}': {error}", path.display())))?;
     let mut prompts = Vec::new();
@@ -200,11 +230,20 @@ fn read_batch(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<Vec<Vec<u32>
         let value: Value =
             serde_json::from_str(line).map_err(|error| Failure::usage(format!("{}: {error}", place())))?;
         let tokens = value.get("tokens").map(|tokens| serde_json::from_value::<Vec<u32>>(tokens.clone()));
-        prompts.push(match (value.get("prompt").and_then(Value::as_str), tokens) {
+        let tokens = match (value.get("prompt").and_then(Value::as_str), tokens) {
             (Some(text), None) => encode(text, tokenizer)?,
             (None, Some(Ok(tokens))) => tokens,
             _ => return Err(Failure::usage(format!("{}: a \"prompt\" or \"tokens\" was expected", place()))),
-        });
+        };
+        let adapter = match value.get("adapter") {
+            None => folder.model.adapter().cloned(),
+            Some(Value::Null) => None,
+            Some(Value::String(name)) => {
+                Some(folder.adapters.get(name).map_err(|error| Failure::usage(format!("{}: {error}", place())))?)
+            }
+            Some(_) => return Err(Failure::usage(format!("{}: \"adapter\" is a name or null", place()))),
+        };
+        prompts.push(Prompt { tokens, adapter });
     }
     if prompts.is_empty() {
         return Err(Failure::usage(format!("'{}' has no prompts", path.display())));

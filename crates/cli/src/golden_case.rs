@@ -28,6 +28,8 @@ pub struct GoldenCase {
     pub id: String,
     /// Name of the folder that it is for; any if missing.
     pub model: Option<String>,
+    /// File inside the folder of the adapter that is active.
+    pub adapter: Option<String>,
     #[serde(default)]
     prompts: Vec<Vec<u32>>,
     #[serde(default)]
