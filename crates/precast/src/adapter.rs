@@ -82,3 +82,40 @@ impl SharedConstants {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    /// A Graph of these constants, each in memory of its own, and where they lie.
+    fn graph(constants: &[f32]) -> Graph {
+        let mut graph = Graph::new("");
+        for &number in constants {
+            let constant = graph.add_constant(Tensor::from_vec([1], vec![number]).unwrap());
+            graph.add_output(format!("{number}"), constant);
+        }
+        graph
+    }
+
+    fn places(graph: &Graph) -> Vec<*const u8> {
+        graph.outputs().iter().map(|output| graph.constant(output.value).unwrap().as_bytes().as_ptr()).collect()
+    }
+
+    #[test]
+    fn constants_of_a_decoder_with_other_values_are_those_of_the_decoder() {
+        let shared = SharedConstants::default();
+        let (mut own, mut headless, mut adapted) = (graph(&[1.0, 2.0]), graph(&[2.0]), graph(&[2.0, 3.0, 1.0]));
+        shared.keep(&mut own);
+        shared.keep(&mut headless);
+        assert_eq!(places(&headless), [places(&own)[1]]);
+        let value = places(&adapted)[1];
+        shared.share(&mut adapted);
+        assert_eq!(places(&adapted), [places(&own)[1], value, places(&own)[0]]);
+        // What only the adapted decoder has is not kept.
+        let mut other = graph(&[3.0]);
+        let before = places(&other);
+        shared.share(&mut other);
+        assert_eq!(places(&other), before);
+    }
+}
