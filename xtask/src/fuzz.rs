@@ -87,17 +87,20 @@ pub enum FuzzTarget {
     Cache,
     /// Tuning files.
     Tuning,
+    /// Adapter files.
+    Adapter,
     /// Random graphs: reference, CPU with and without passes, onnxruntime.
     Differential,
 }
 
 impl FuzzTarget {
-    const ALL: [FuzzTarget; 6] = [
+    const ALL: [FuzzTarget; 7] = [
         FuzzTarget::Onnx,
         FuzzTarget::Text,
         FuzzTarget::Program,
         FuzzTarget::Cache,
         FuzzTarget::Tuning,
+        FuzzTarget::Adapter,
         FuzzTarget::Differential,
     ];
 
@@ -109,6 +112,7 @@ impl FuzzTarget {
             FuzzTarget::Program => "program",
             FuzzTarget::Cache => "cache",
             FuzzTarget::Tuning => "tuning",
+            FuzzTarget::Adapter => "adapter",
             FuzzTarget::Differential => "differential",
         }
     }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use precast::generate::text_model::StepWatcher;
 use precast::generate::{GenerateError, Generator, GeneratorParams, StepStats, TextModel};
-use precast::{AnswerPath, Error, LaunchPath, TextFolder};
+use precast::{Adapter, AnswerPath, Error, LaunchPath, TextFolder};
 use serde_json::{Value, json};
 
 use crate::Cx;
@@ -72,6 +72,9 @@ struct Case {
 /// Measures.
 pub fn run_bench(args: &BenchArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
     let before = args.compare.as_deref().map(read_rates).transpose()?;
+    if args.folder.adapter.len() > 1 {
+        return Err(Failure::usage("bench measures one adapter at a time; give --adapter once"));
+    }
     let TextFolder { model, .. } = args.folder.open(shared, cx)?;
     let paths = Arc::new(Mutex::new(PathMix::default()));
     let model = model.watched(counting(paths.clone()));
@@ -86,6 +89,7 @@ pub fn run_bench(args: &BenchArgs, shared: &Shared, cx: &Cx) -> Result<Report, F
     let document = json!({
         "folder": args.folder.folder.display().to_string(),
         "device": model.device(),
+        "adapter": model.adapter().map(Adapter::name),
         "kv_bytes_per_token": model.kv_bytes_per_token(),
         "weight_bytes": model.weight_bytes(),
         "copy_bytes_per_second": bandwidth,

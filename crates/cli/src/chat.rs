@@ -7,7 +7,7 @@ use std::time::Instant;
 use clap::Args;
 use precast::generate::chat_template::{ChatOptions, ChatValue};
 use precast::generate::{Generator, Tokenizer};
-use precast::{Error, TextFolder};
+use precast::{Adapters, Error, TextFolder};
 use serde_json::json;
 
 use crate::Cx;
@@ -19,7 +19,7 @@ use crate::text_args::{FolderArgs, SearchArgs};
 
 /// What can be typed beside messages.
 const COMMANDS: &str = "/rewind drops the last exchange, /clear all of them, /save FILE writes them, /stats shows speed, \
-                        /exit ends; Ctrl-C ends an answer";
+                        /adapter NAME takes another adapter and /adapter none, /exit ends; Ctrl-C ends an answer";
 
 /// Arguments of `chat`.
 #[derive(Args)]
@@ -44,13 +44,14 @@ struct Conversation<'a> {
     generator: Generator,
     /// Role and content of each message.
     messages: Vec<(String, String)>,
+    adapters: &'a Adapters,
     shows_stats: bool,
     cx: &'a Cx,
 }
 
 /// Chats until the input ends.
 pub fn run_chat(args: &ChatArgs, shared: &Shared, cx: &Cx) -> Result<Report, Failure> {
-    let TextFolder { model, tokenizer, .. } = args.folder.open(shared, cx)?;
+    let TextFolder { model, adapters, tokenizer, .. } = args.folder.open(shared, cx)?;
     let Some(tokenizer) = tokenizer.filter(Tokenizer::has_chat_template) else {
         return Err(Failure::usage("a chat needs a tokenizer.json and a chat template in the folder"));
     };
@@ -58,7 +59,9 @@ pub fn run_chat(args: &ChatArgs, shared: &Shared, cx: &Cx) -> Result<Report, Fai
     let generator = Generator::with_tokenizer(&model, params, &tokenizer).map_err(Error::from)?;
     let system = args.system.iter().map(|text| ("system".to_string(), text.clone()));
     let messages = system.collect();
-    let mut conversation = Conversation { tokenizer: &tokenizer, generator, messages, shows_stats: args.stats, cx };
+    let shows_stats = args.stats;
+    let (tokenizer, adapters) = (&tokenizer, &adapters);
+    let mut conversation = Conversation { tokenizer, generator, messages, adapters, shows_stats, cx };
     if cx.console.is_terminal {
         cx.console.tell(COMMANDS);
         // While someone types; without the thread the first answer waits instead.
@@ -115,10 +118,20 @@ impl Conversation<'_> {
             }
             "/clear" => self.messages.retain(|(role, _)| role == "system"),
             "/stats" => self.shows_stats = !self.shows_stats,
+            "/adapter" if !rest.trim().is_empty() => self.take_adapter(rest.trim())?,
             "/save" if !rest.trim().is_empty() => self.save(rest.trim())?,
             _ => self.cx.console.tell(COMMANDS),
         }
         Ok(())
+    }
+
+    /// Goes on with another adapter, or with none; what was said is run again.
+    fn take_adapter(&mut self, name: &str) -> Result<(), Failure> {
+        let adapter = match name {
+            "none" => None,
+            name => Some(self.adapters.get(name).map_err(Error::from)?),
+        };
+        Ok(self.generator.set_adapter(adapter.as_ref()).map_err(Error::from)?)
     }
 
     /// Writes the conversation as JSON.

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
-use precast::generate::engine::complete;
+use precast::generate::engine::{complete, complete_requests, params_of_prompt};
 use precast::generate::plan::{Phase, StepPlan};
 use precast::generate::text_model::StepWatcher;
 use precast::generate::{
     Completion, Completions, FinishReason, GeneratorParams, RowSeed, StepToken, TextModel, Tokenizer, generate,
 };
-use precast::{Error, Guidance, RunReport, TextFolder};
+use precast::{Adapter, Error, Guidance, Request, RunReport, TextFolder};
 use serde_json::{Value, json};
 
 use crate::Cx;
@@ -33,7 +33,8 @@ pub struct GenerateArgs {
     /// The prompt, as ids
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "prompt")]
     pub tokens: Option<Vec<u32>>,
-    /// Prompts, one JSON object a line: {"prompt": TEXT} or {"tokens": [IDS]}, and "seed" where a prompt has its own
+    /// Prompts, one JSON object a line: {"prompt": TEXT} or {"tokens": [IDS]}, "seed" where a prompt has its own, and "adapter": NAME
+    /// or null for another than the first
     #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["prompt", "tokens"])]
     pub batch: Option<PathBuf>,
     /// Answer by a JSON value of the schema in this file
@@ -65,11 +66,15 @@ pub fn run_generate(args: &GenerateArgs, shared: &Shared, cx: &Cx) -> Result<Rep
     let guidance = read_guidance(args)?;
     let (model, tokenizer) = (folder.model.clone(), folder.tokenizer.clone());
     let mut params = args.search.params(&model)?;
-    let given = read_prompts(args, tokenizer.as_ref())?;
+    let given = read_prompts(args, &folder)?;
     if given.iter().any(|prompt| prompt.seed != RowSeed::Shared) {
         params = params.row_seeds(given.iter().map(|prompt| prompt.seed));
     }
     let prompts: Vec<&[u32]> = given.iter().map(|prompt| prompt.tokens.as_slice()).collect();
+    let is_mixed = given.iter().any(|prompt| name_of(&prompt.adapter) != name_of(&model.adapter().cloned()));
+    if is_mixed && params.search.num_beams > 1 {
+        return Err(Failure::usage("beams run with one adapter for all prompts"));
+    }
     let is_streamed = !shared.json && args.batch.is_none() && params.search.num_return_sequences == 1;
     let is_streamed = is_streamed && params.search.num_beams == 1;
     let mut logprobs = Vec::new();
@@ -86,14 +91,26 @@ pub fn run_generate(args: &GenerateArgs, shared: &Shared, cx: &Cx) -> Result<Rep
         }
     };
     let begun = Instant::now();
-    let is_engine = needs_engine(&folder, &params, guidance.as_ref());
+    // Rows of several adapters are the engine's, whose steps they share.
+    let is_engine = is_mixed || needs_engine(&folder, &params, guidance.as_ref());
     if args.prepare_programs && !is_engine {
         return Err(Failure::usage("--prepare-programs is an engine's: give a grammar, or a folder that speculates"));
     }
+    let mut options = folder.engine_options();
+    options.prepares_programs |= args.prepare_programs;
     let completions = match is_engine {
+        _ if is_mixed => {
+            folder.model = folder.model.with_adapter(None).map_err(Error::from)?;
+            let engine = folder.engine(options)?;
+            let request = |(row, prompt): (usize, &Prompt)| Request {
+                guidance: guidance.clone(),
+                adapter: prompt.adapter.clone(),
+                ..Request::new(prompt.tokens.clone(), params_of_prompt(&params, row))
+            };
+            let requests: Vec<Request> = given.iter().enumerate().map(request).collect();
+            complete_requests(&engine, &requests, &mut on_token).map_err(Error::from)?
+        }
         true => {
-            let mut options = folder.engine_options();
-            options.prepares_programs |= args.prepare_programs;
             let engine = folder.engine(options)?;
             complete(&engine, &params, guidance.as_ref(), &prompts, &mut on_token).map_err(Error::from)?
         }
@@ -156,6 +173,7 @@ fn report_json(
     let stats = &completions.stats;
     json!({
         "device": model.device(),
+        "adapter": model.adapter().map(Adapter::name),
         "answers": completions.answers.iter().map(answer_json).collect::<Vec<_>>(),
         "prompt_tokens": prompts.iter().map(|prompt| prompt.len()).collect::<Vec<_>>(),
         "seed": completions.seed,
@@ -187,18 +205,25 @@ fn step_line(plan: &StepPlan, report: &RunReport) -> String {
     line
 }
 
-/// A prompt, and where its draws come from.
+/// A prompt, where its draws come from, and the adapter that it is answered with.
 struct Prompt {
     tokens: Vec<u32>,
     seed: RowSeed,
+    adapter: Option<Adapter>,
 }
 
-fn read_prompts(args: &GenerateArgs, tokenizer: Option<&Tokenizer>) -> Result<Vec<Prompt>, Failure> {
-    let alone = |tokens: Vec<u32>| vec![Prompt { tokens, seed: RowSeed::Shared }];
+fn name_of(adapter: &Option<Adapter>) -> Option<&str> {
+    adapter.as_ref().map(Adapter::name)
+}
+
+fn read_prompts(args: &GenerateArgs, folder: &TextFolder) -> Result<Vec<Prompt>, Failure> {
+    let tokenizer = folder.tokenizer.as_ref();
+    let adapter = || folder.model.adapter().cloned();
+    let alone = |tokens: Vec<u32>| vec![Prompt { tokens, seed: RowSeed::Shared, adapter: adapter() }];
     match (&args.prompt, &args.tokens, &args.batch) {
         (Some(text), ..) => Ok(alone(encode(text, tokenizer)?)),
         (_, Some(tokens), _) => Ok(alone(tokens.clone())),
-        (_, _, Some(path)) => read_batch(path, tokenizer),
+        (_, _, Some(path)) => read_batch(path, folder),
         (None, None, None) => Err(Failure::usage("no prompt: give --prompt, --tokens or --batch")),
     }
 }
@@ -211,7 +236,8 @@ pub fn encode(text: &str, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, Fai
     Ok(tokenizer.encode(text).map_err(Error::from)?)
 }
 
-fn read_batch(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<Vec<Prompt>, Failure> {
+fn read_batch(path: &Path, folder: &TextFolder) -> Result<Vec<Prompt>, Failure> {
+    let tokenizer = folder.tokenizer.as_ref();
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::usage(format!("cannot read '{}': {error}", path.display())))?;
     let mut prompts = Vec::new();
@@ -228,7 +254,15 @@ fn read_batch(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<Vec<Prompt>,
         let seed = serde_json::from_value(value.get("seed").cloned().unwrap_or_default());
         let seed =
             seed.map_err(|_| Failure::usage(format!("{}: a \"seed\" that is an integer was expected", place())))?;
-        prompts.push(Prompt { tokens, seed });
+        let adapter = match value.get("adapter") {
+            None => folder.model.adapter().cloned(),
+            Some(Value::Null) => None,
+            Some(Value::String(name)) => {
+                Some(folder.adapters.get(name).map_err(|error| Failure::usage(format!("{}: {error}", place())))?)
+            }
+            Some(_) => return Err(Failure::usage(format!("{}: \"adapter\" is a name or null", place()))),
+        };
+        prompts.push(Prompt { tokens, seed, adapter });
     }
     if prompts.is_empty() {
         return Err(Failure::usage(format!("'{}' has no prompts", path.display())));

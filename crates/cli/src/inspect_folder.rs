@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use precast::generate::config::read_overlay;
 use precast::generate::kv_cache::LayerLayout;
-use precast::{Error, TextFolder, TextOptions, folder_faults, open_text_model};
+use precast::{Error, InputInfo, TextFolder, TextOptions, folder_faults, open_text_model};
 use serde_json::{Value, json};
 
 use crate::args::Shared;
 use crate::exit::{Exit, Failure};
-use crate::output::Report;
+use crate::output::{Report, dims_json, type_text};
 use crate::subject::options;
 
 /// Shows what a model folder is.
@@ -23,7 +23,7 @@ pub fn inspect_folder(folder: &Path, overlays: &[PathBuf], shared: &Shared) -> R
         overlays,
         ..TextOptions::default()
     };
-    let TextFolder { model, tokenizer, notices } = match open_text_model(folder, &text_options) {
+    let TextFolder { model, parameters, tokenizer, notices, .. } = match open_text_model(folder, &text_options) {
         Ok(folder) => folder,
         Err(error) => return Ok(refused(folder, &error, &folder_faults(folder, &text_options))),
     };
@@ -49,6 +49,13 @@ pub fn inspect_folder(folder: &Path, overlays: &[PathBuf], shared: &Shared) -> R
     let a_capacity = ladders.programs_a_capacity();
     let programs = a_capacity * ladders.capacity.sizes().len();
     let _ = writeln!(text, "Programs    {programs}, {a_capacity} a capacity");
+    if !parameters.is_empty() {
+        let _ = writeln!(text, "adapters    may replace {} parameters", parameters.len());
+    }
+    for parameter in &parameters {
+        let declared = type_text(Some(parameter.dtype), parameter.dims.as_deref());
+        let _ = writeln!(text, "  {} {declared}", parameter.name);
+    }
     for notice in &notices {
         let _ = writeln!(text, "notice      {notice}");
     }
@@ -68,6 +75,7 @@ pub fn inspect_folder(folder: &Path, overlays: &[PathBuf], shared: &Shared) -> R
         "programs_per_capacity": a_capacity,
         "programs": programs,
         "roles": model.roles().named().into_iter().map(|(role, name)| json!({ "role": role, "name": name })).collect::<Vec<_>>(),
+        "replaceable_parameters": parameters.iter().map(parameter_json).collect::<Vec<_>>(),
         "notices": notices,
     });
     Ok(Report::done(text, json))
@@ -118,6 +126,11 @@ fn describe(layout: &LayerLayout) -> String {
     let window = layout.window.map_or("all tokens".to_string(), |window| format!("the last {window} tokens"));
     let (heads, key, value) = (layout.heads, layout.key_size, layout.value_size);
     format!("{heads} heads of {key} and {value} {}, {window}", layout.dtype.name())
+}
+
+fn parameter_json(parameter: &InputInfo) -> Value {
+    let dims = dims_json(parameter.dims.as_deref());
+    json!({ "name": parameter.name, "dtype": parameter.dtype.name(), "dims": dims })
 }
 
 fn layer_json(layout: &LayerLayout) -> Value {

@@ -21,9 +21,21 @@ pub struct FolderArgs {
     /// A JSON merge patch on the folder's configuration; several are applied in order
     #[arg(long, value_name = "FILE")]
     pub overlay: Vec<PathBuf>,
+    /// Compute with the values of an adapter file (*.onnx_adapter); of several, which need names, the first unless asked otherwise
+    #[arg(long, value_name = "[NAME=]FILE", value_parser = parse_adapter)]
+    pub adapter: Vec<AdapterArg>,
     /// Keep compiled Programs in this folder
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
+}
+
+/// An adapter file and what it is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterArg {
+    /// Its name; that of the file, without what follows the last point, where none is given.
+    pub name: String,
+    /// The file.
+    pub file: PathBuf,
 }
 
 impl FolderArgs {
@@ -38,7 +50,14 @@ impl FolderArgs {
             cache: self.cache.clone(),
             ..TextOptions::default()
         };
-        let folder = cx.console.during("opening", None, || open_text_model(&self.folder, &text_options))?;
+        let mut folder = cx.console.during("opening", None, || open_text_model(&self.folder, &text_options))?;
+        for AdapterArg { name, file } in &self.adapter {
+            cx.console.during("loading an adapter", None, || folder.load_adapter(name, file))?;
+        }
+        if let Some(AdapterArg { name, .. }) = self.adapter.first() {
+            let first = folder.adapters.get(name).map_err(Error::from)?;
+            folder.model = folder.model.with_adapter(Some(&first)).map_err(Error::from)?;
+        }
         for notice in &folder.notices {
             cx.console.notice(notice);
         }
@@ -166,8 +185,39 @@ impl SearchArgs {
     }
 }
 
+/// `FILE` or `NAME=FILE`; what has a separator before its first `=` is a path.
+fn parse_adapter(text: &str) -> Result<AdapterArg, String> {
+    let named = text.split_once('=').filter(|(name, _)| !name.contains(std::path::is_separator));
+    let (name, file) = match named {
+        Some((name, file)) => (Some(name.to_string()), PathBuf::from(file)),
+        None => (None, PathBuf::from(text)),
+    };
+    let stem = || file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    match name.or_else(stem).filter(|name| !name.is_empty()) {
+        Some(name) => Ok(AdapterArg { name, file }),
+        None => Err(format!("'{text}' is no FILE or NAME=FILE")),
+    }
+}
+
 /// `ID=BIAS`.
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {
     let parsed = text.split_once('=').and_then(|(id, bias)| Some((id.parse().ok()?, bias.parse().ok()?)));
     parsed.ok_or_else(|| format!("'{text}' is no ID=BIAS, such as 42=-1.5"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_is_a_file_with_or_without_a_name() {
+        let parsed =
+            |text: &str| parse_adapter(text).map(|AdapterArg { name, file }| (name, file.display().to_string()));
+        let pair = |name: &str, file: &str| Ok((name.to_string(), file.to_string()));
+        assert_eq!(parsed("dir/law.onnx_adapter"), pair("law", "dir/law.onnx_adapter"));
+        assert_eq!(parsed("a=dir/law.onnx_adapter"), pair("a", "dir/law.onnx_adapter"));
+        assert_eq!(parsed("dir/b=c.onnx_adapter"), pair("b=c", "dir/b=c.onnx_adapter"));
+        assert!(parsed("").is_err() && parsed("=x").is_err());
+    }
 }

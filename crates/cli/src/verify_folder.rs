@@ -4,8 +4,9 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use precast::generate::config::Folder;
 use precast::generate::golden::{Difference, Golden, GoldenCase, GoldenError};
-use precast::{Error, TextFolder, TextOptions, open_text_model};
+use precast::{Adapter, Error, TextFolder, TextOptions, open_text_model};
 use serde_json::{Value, json};
 
 use crate::Cx;
@@ -29,11 +30,13 @@ pub fn verify_folder(args: &VerifyArgs, shared: &Shared, cx: &Cx) -> Result<Repo
     let device = shared.device.is_some().then(|| shared.device());
     let text_options =
         TextOptions { runner: options(shared), threads: shared.threads, device, ..TextOptions::default() };
-    let folder = cx.console.during("opening", None, || open_text_model(&args.model, &text_options))?;
+    let mut folder = cx.console.during("opening", None, || open_text_model(&args.model, &text_options))?;
     let mut text = format!("verify   {} against {}\n", args.model.display(), args.against);
     let mut verdicts = Vec::new();
     let mut equal = 0;
     for case in &cases {
+        let adapter = case.adapter.as_deref().map(|file| adapter_of(&folder, &args.model, file)).transpose()?;
+        folder.model = folder.model.with_adapter(adapter.as_ref()).map_err(Error::from)?;
         let differences = cx.console.during("verifying", None, || verify_case(case, &folder))?;
         let is_good = differences.is_empty();
         equal += usize::from(is_good);
@@ -88,6 +91,14 @@ fn failure(error: GoldenError) -> Failure {
         GoldenError::Generate(error) => Error::from(error).into(),
         GoldenError::Engine(error) => Error::from(error).into(),
     }
+}
+
+/// The adapter of a file inside the folder, which is loaded once.
+fn adapter_of(folder: &TextFolder, root: &Path, file: &str) -> Result<Adapter, Error> {
+    if let Ok(adapter) = folder.adapters.get(file) {
+        return Ok(adapter);
+    }
+    folder.load_adapter(file, &Folder::open(root)?.path(file)?)
 }
 
 fn read_cases(path: &Path, folder: &Path) -> Result<Chosen, Failure> {

@@ -1,6 +1,7 @@
 //! Sequences and their caches on a decoder: runs what is pending, step by step, and keeps the scores behind each row. A step
 //! that fails changes nothing: new keys and values are written when it has succeeded.
 
+use crate::adapter::Adapter;
 use crate::ladder::Ladders;
 use crate::plan::{Limits, ProgramSet, RowState, StepPlan, plan};
 use crate::row_cache::RowCache;
@@ -67,7 +68,7 @@ pub struct StepStats {
     /// Times that a cache was made larger.
     pub growths: usize,
     /// Rows that were run again from their first token, because a window had dropped what was needed, or because they are
-    /// computed in another way at their new length.
+    /// computed in another way at their new length or with another adapter.
     pub reruns: usize,
 }
 
@@ -111,6 +112,21 @@ impl DecoderState {
         let (model, rows) = (model.clone(), (0..rows).map(|_| Sequence::new()).collect());
         let (stats, observer, buffers) = (StepStats::default(), None, StepBuffers::default());
         Ok(DecoderState { model, ladders, cache, buffers, rows, stats, observer, reads_scores: true })
+    }
+
+    /// Goes on with the same decoder, of other parameters it may be. What is cached is of no use to those, so rows are run
+    /// again from their start.
+    pub fn set_model(&mut self, model: &TextModel) {
+        let before = std::mem::replace(&mut self.model, model.clone());
+        if before.adapter().map(Adapter::digest) == model.adapter().map(Adapter::digest) {
+            return;
+        }
+        for row in 0..self.rows.len() {
+            match self.rows[row].cached {
+                0 => (self.rows[row].logits, self.rows[row].best) = (None, None),
+                _ => self.rerun(row),
+            }
+        }
     }
 
     /// Leaves scores on the device where that says which token has the largest.

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::adapter::{Adapter, AdapterError};
 use crate::config::GenerationConfig;
 use crate::decoder_state::{DecoderState, Sequence, StepObserver, StepStats};
 use crate::row_search::{ChoiceError, ChosenToken, Logprobs, RowDraws, RowSearch, SearchOptions};
@@ -30,6 +31,9 @@ pub enum GenerateError {
         /// Why.
         source: RuleError,
     },
+    /// An adapter cannot be used.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// The caller gave up between two steps.
     #[error("cancelled")]
     Cancelled,
@@ -127,6 +131,21 @@ impl Generator {
             Some(state) => state.observe(observer),
             None => self.observer = Some(observer),
         }
+    }
+
+    /// Computes with the values of an adapter from now on, or with the model's own. Tokens that are cached are run again with
+    /// the next step, which `StepStats::reruns` reports.
+    pub fn set_adapter(&mut self, adapter: Option<&Adapter>) -> Result<(), GenerateError> {
+        self.model = self.model.with_adapter(adapter)?;
+        if let Some(state) = &mut self.state {
+            state.set_model(&self.model);
+        }
+        Ok(())
+    }
+
+    /// The adapter whose values it computes with.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.model.adapter()
     }
 
     /// Adds tokens to every row and runs them; the first call says how many rows there are. A row that had ended goes on.

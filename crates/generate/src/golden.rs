@@ -31,6 +31,8 @@ pub struct GoldenCase {
     pub id: String,
     /// Name of the folder that it is for; any if missing.
     pub model: Option<String>,
+    /// File inside the folder of the adapter that is active.
+    pub adapter: Option<String>,
     /// Tokens of each prompt.
     #[serde(default)]
     pub prompts: Vec<Vec<u32>>,

@@ -3,6 +3,7 @@
 //! target, no ONNX and no HTTP.
 #![forbid(unsafe_code)]
 
+pub mod adapter;
 pub mod chat_template;
 pub mod completion;
 pub mod config;
@@ -27,6 +28,7 @@ pub mod text_model;
 pub mod text_stream;
 pub mod tokenizer;
 
+pub use adapter::{Adapter, AdapterError, Adapters};
 pub use completion::{Completion, Completions, generate};
 pub use config::{Folder, GenerationConfig};
 pub use decoder_state::{StepObserver, StepStats};

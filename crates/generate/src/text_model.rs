@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use precast_session::{Argument, Bucket, RunReport, Session, SessionError};
 use precast_tensor::{DType, Tensor, TensorError};
 
+use crate::adapter::{Adapter, OpenAdapted};
 use crate::config::GenerationConfig;
 use crate::kv_cache::{Half, KvCache, LayerLayout, NoMemory};
 use crate::ladder::Ladders;
@@ -82,7 +83,11 @@ pub type Reopen = Arc<dyn Fn() -> Result<TextModel, String> + Send + Sync>;
 /// A decoder on a device.
 #[derive(Clone)]
 pub struct TextModel {
-    shared: Arc<TextModelParts>,
+    /// The decoder with its own parameters.
+    pub(crate) shared: Arc<TextModelParts>,
+    /// Whose values it has instead, and the decoder with them.
+    pub(crate) adapted: Option<(Adapter, Arc<TextModelParts>)>,
+    pub(crate) open_adapted: Option<OpenAdapted>,
     spare: Arc<SpareMemory>,
     reopen: Option<Reopen>,
     draft: Option<Arc<TextModel>>,
@@ -122,6 +127,25 @@ pub struct TextModelParts {
     pub pads_up: bool,
     /// Canonical name of the device.
     pub device: String,
+    /// Done when the decoder is closed: last, as fields are dropped in their order, and Sessions are before it.
+    pub on_close: OnClose,
+}
+
+/// What is done when it is dropped.
+#[derive(Default)]
+pub struct OnClose(Option<Box<dyn Fn() + Send + Sync>>);
+
+impl OnClose {
+    /// Does this.
+    pub fn new(what: impl Fn() + Send + Sync + 'static) -> OnClose {
+        OnClose(Some(Box::new(what)))
+    }
+}
+
+impl Drop for OnClose {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|what| what());
+    }
 }
 
 /// A decoder as it computes rows of more tokens than a limit, such as with another rotary table. Keys of the one are of no use
@@ -158,7 +182,15 @@ pub struct StepOutputs {
 impl TextModel {
     /// A decoder of these parts.
     pub fn new(parts: TextModelParts) -> TextModel {
-        TextModel { shared: Arc::new(parts), spare: Arc::default(), reopen: None, draft: None, watchers: Vec::new() }
+        TextModel {
+            shared: Arc::new(parts),
+            adapted: None,
+            open_adapted: None,
+            spare: Arc::default(),
+            reopen: None,
+            draft: None,
+            watchers: Vec::new(),
+        }
     }
 
     /// The same decoder, which can be opened anew when its device has failed.
@@ -183,7 +215,8 @@ impl TextModel {
     /// Opens the decoder anew, after its device has failed.
     pub fn reopen(&self) -> Result<TextModel, String> {
         let reopen = self.reopen.as_ref().ok_or("nothing here can open its model again")?;
-        Ok(reopen()?.with_reopen(reopen.clone()))
+        let model = reopen()?.with_reopen(reopen.clone());
+        model.with_adapter(self.adapter()).map_err(|error| error.to_string())
     }
 
     /// The same decoder, with one more who is told of the steps of this handle and of those cloned from it.
@@ -202,70 +235,70 @@ impl TextModel {
 
     /// The configuration of its folder.
     pub fn config(&self) -> &GenerationConfig {
-        &self.shared.config
+        &self.parts().config
     }
 
     /// Ids that scores have.
     pub fn vocabulary(&self) -> usize {
-        self.shared.vocabulary
+        self.parts().vocabulary
     }
 
     /// Bytes of constants that every step reads whole; tables of which a step looks up a few rows are not among them.
     pub fn weight_bytes(&self) -> u64 {
-        self.shared.weight_bytes
+        self.parts().weight_bytes
     }
 
     /// Sizes that have Programs.
     pub fn ladders(&self) -> &Ladders {
-        &self.shared.ladders
+        &self.parts().ladders
     }
 
     /// Programs that steps whose scores are wanted may count on: where larger ones are taken, those that are there.
     pub fn ready(&self) -> ProgramSet {
-        if !self.shared.pads_up {
+        if !self.parts().pads_up {
             return ProgramSet::Any;
         }
-        let session = self.resident().map_or(&self.shared.session, |decoder| &decoder.scored.session);
+        let session = self.resident().map_or(&self.parts().session, |decoder| &decoder.scored.session);
         ready_programs(session, PlanScores::Last)
     }
 
     /// As `ready`, for steps on caches of the host that give these scores, or none.
     pub(crate) fn ready_on_host(&self, is_scored: bool, scores: PlanScores) -> ProgramSet {
-        match self.shared.pads_up {
-            true if is_scored => ready_programs(&self.shared.session, scores),
-            true => ready_programs(&self.shared.headless.session, PlanScores::Last),
+        match self.parts().pads_up {
+            true if is_scored => ready_programs(&self.parts().session, scores),
+            true => ready_programs(&self.parts().headless.session, PlanScores::Last),
             false => ProgramSet::Any,
         }
     }
 
     /// Which of the graph's inputs and outputs is what.
     pub fn roles(&self) -> &Roles {
-        &self.shared.roles
+        &self.parts().roles
     }
 
     /// What each layer caches.
     pub fn layers(&self) -> &[LayerLayout] {
-        &self.shared.layers
+        &self.parts().layers
     }
 
     /// Canonical name of the device.
     pub fn device(&self) -> &str {
-        &self.shared.device
+        &self.parts().device
     }
 
     /// The Session that runs its Programs.
     pub fn session(&self) -> &Session {
-        &self.shared.session
+        &self.parts().session
     }
 
     /// The same decoder where its device keeps caches.
     pub fn resident(&self) -> Option<&ResidentDecoder> {
-        self.shared.resident.as_ref()
+        self.parts().resident.as_ref()
     }
 
     /// The same decoder where its device keeps caches, for rows that are long or not.
     pub(crate) fn resident_for(&self, is_long: bool) -> Option<&ResidentDecoder> {
-        match self.shared.long.as_ref().filter(|_| is_long) {
+        match self.parts().long.as_ref().filter(|_| is_long) {
             Some(long) => long.resident.as_ref(),
             None => self.resident(),
         }
@@ -273,7 +306,7 @@ impl TextModel {
 
     /// Most tokens of a row that is not long, where long ones are computed in another way.
     pub fn length_switch(&self) -> Option<usize> {
-        self.shared.long.as_ref().map(|long| long.limit)
+        self.parts().long.as_ref().map(|long| long.limit)
     }
 
     /// Whether a row of so many tokens is computed as long ones are.
@@ -309,7 +342,9 @@ impl TextModel {
         self.tell(plan, &report, begun);
         let logits = match roles.iter().position(|(role, _)| *role == OutputRole::Logits) {
             None => vec![Scores::default(); plan.rows.len()],
-            Some(place) if is_shared(&roles[place]) => buffers.share_scores(score_places(plan), self.shared.vocabulary),
+            Some(place) if is_shared(&roles[place]) => {
+                buffers.share_scores(score_places(plan), self.parts().vocabulary)
+            }
             Some(place) => {
                 let (_, bytes) = buffers.outputs().nth(place).unwrap_or((OutputRole::Logits, &[]));
                 let scores = self.read_logits(bytes, roles[place].1, plan)?;
@@ -359,7 +394,7 @@ impl TextModel {
 
     /// What runs a plan: without scores if no row's are wanted.
     fn ports_for(&self, plan: &StepPlan) -> Ports<'_> {
-        let TextModelParts { session, inputs, outputs, headless, long, .. } = &*self.shared;
+        let TextModelParts { session, inputs, outputs, headless, long, .. } = self.parts();
         let is_scored = plan.scores == PlanScores::All || plan.rows.iter().any(|row| row.is_last);
         if let Some(long) = long.as_ref().filter(|_| plan.is_long) {
             let DecoderSession { session, inputs, outputs } = if is_scored { &long.scored } else { &long.headless };
@@ -376,11 +411,11 @@ impl TextModel {
             OutputRole::Best | OutputRole::BestScore => plan.shape.rows * plan.scored(),
             OutputRole::Cache(layer, half) => {
                 let StepShape { rows, capacity, .. } = plan.shape;
-                self.shared.layers[layer].cache_shape(half, rows, capacity).iter().product()
+                self.parts().layers[layer].cache_shape(half, rows, capacity).iter().product()
             }
-            OutputRole::Logits => plan.shape.rows * plan.scored() * self.shared.vocabulary,
+            OutputRole::Logits => plan.shape.rows * plan.scored() * self.parts().vocabulary,
             OutputRole::Present(layer, half) => {
-                let layout = &self.shared.layers[layer];
+                let layout = &self.parts().layers[layer];
                 let size = match half {
                     Half::Keys => layout.key_size,
                     Half::Values => layout.value_size,
@@ -397,7 +432,7 @@ impl TextModel {
         dtype: DType,
         plan: &StepPlan,
     ) -> Result<Vec<Vec<f32>>, TensorError> {
-        let row_bytes = self.shared.vocabulary * dtype.size_bytes();
+        let row_bytes = self.parts().vocabulary * dtype.size_bytes();
         let row = |row: usize| read_floats(&bytes[row * row_bytes..][..row_bytes], dtype);
         score_places(plan).map(row).collect()
     }

@@ -249,6 +249,17 @@ impl Graph {
         }
     }
 
+    /// Has constants share the memory of equal ones, where `equal_to` knows one.
+    pub fn share_constants(&mut self, mut equal_to: impl FnMut(&Tensor) -> Option<Tensor>) {
+        for value in &mut self.values {
+            if let Definition::Constant(tensor) = &mut value.definition
+                && let Some(equal) = equal_to(tensor).filter(|equal| equal.digest() == tensor.digest())
+            {
+                *tensor = equal;
+            }
+        }
+    }
+
     /// Lets go of the memory that reading constants of mapped files took.
     pub fn release_pages(&self) {
         for value in &self.values {

@@ -14,6 +14,7 @@
 )]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod adapter_file;
 mod beneath;
 mod data_file;
 mod element_type;
@@ -29,6 +30,8 @@ mod strings;
 mod tensor_data;
 
 #[cfg(test)]
+mod adapter_file_tests;
+#[cfg(test)]
 mod external_tests;
 #[cfg(test)]
 mod file_tests;
@@ -37,6 +40,7 @@ mod scan_tests;
 #[cfg(test)]
 mod tensor_data_tests;
 
+pub use adapter_file::AdapterFile;
 pub use data_file::{
     decode_optional, decode_sequence, decode_tensor, decode_type, sparse_tensor_without_model, strings_without_model,
     tensor_without_model,

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use precast_generate::adapter::Parameters;
 use precast_generate::config::{DecoderConfig, GenerationConfig};
 use precast_generate::kv_cache::{Half, LayerLayout};
 use precast_generate::roles::{CacheNames, CountForm, GraphPort, RoleError, Roles, bind_roles};
@@ -73,15 +74,27 @@ pub(crate) struct DecoderMachine {
     pub(crate) keeps_caches: bool,
 }
 
-/// Makes the Graphs of a decoder.
+impl DecoderGraphs {
+    /// Every Graph, to be changed.
+    pub(crate) fn each_mut(&mut self, mut change: impl FnMut(&mut Graph)) {
+        for decoder in std::iter::once(&mut self.short).chain(self.long.as_mut().map(|(_, long)| long)) {
+            let DecoderGraph { graph, headless, resident, .. } = decoder;
+            let parts = std::iter::once(headless).chain(resident.iter_mut().flatten());
+            std::iter::once(graph).chain(parts.map(|part| &mut part.graph)).for_each(&mut change);
+        }
+    }
+}
+
+/// Makes the Graphs of a decoder, with these values for some of its parameters.
 pub(crate) fn decoder_graphs(
     model: &Model,
     config: &GenerationConfig,
     passes: &PassOptions,
     machine: &DecoderMachine,
+    parameters: &Parameters,
 ) -> Result<DecoderGraphs, Error> {
     let (roles, layers) = bind_decoder(model, config)?;
-    let options = import_options(&roles, &layers);
+    let options = ImportOptions { freeze: parameters.clone(), ..import_options(&roles, &layers) };
     let make = |known| {
         let options = ImportOptions { known, ..options.clone() };
         decoder_graph(model, config, passes, machine, (&roles, layers.clone()), &options)

@@ -2,6 +2,7 @@
 
 use precast_cache::CacheError;
 use precast_generate::GenerateError;
+use precast_generate::adapter::AdapterError;
 use precast_generate::config::{FolderError, OpenError};
 use precast_generate::engine::EngineError;
 use precast_generate::roles::RoleError;
@@ -106,6 +107,17 @@ pub enum Error {
     /// A decoder's graph does not fit its configuration.
     #[error(transparent)]
     Roles(#[from] RoleError),
+    /// An adapter cannot be used.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+    /// An adapter cannot be read from its file, or not be used.
+    #[error("'{path}': {source}")]
+    AdapterFile {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        source: Box<Error>,
+    },
     /// A tokenizer could not be opened or used.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -165,6 +177,8 @@ impl Error {
             Error::NoSession(_) => ErrorKind::Usage,
             Error::Config(OpenError::Config(_)) | Error::Roles(_) => ErrorKind::Model,
             Error::Config(OpenError::Folder(error)) | Error::Folder(error) => folder_kind(error),
+            Error::Adapter(error) => adapter_kind(error),
+            Error::AdapterFile { source, .. } => source.kind(),
             Error::Tokenizer(TokenizerError::Folder(error)) => folder_kind(error),
             Error::Tokenizer(TokenizerError::Malformed { .. }) => ErrorKind::Model,
             Error::Tokenizer(TokenizerError::Encode(_) | TokenizerError::Template(_)) => ErrorKind::Usage,
@@ -186,7 +200,16 @@ fn generate_kind(error: &GenerateError) -> ErrorKind {
         GenerateError::Step(StepError::Memory(_)) => ErrorKind::Limit,
         GenerateError::Step(StepError::Tensor(_)) | GenerateError::Rule { .. } => ErrorKind::Model,
         GenerateError::Params(_) | GenerateError::Input(_) | GenerateError::Cancelled => ErrorKind::Usage,
+        GenerateError::Adapter(error) => adapter_kind(error),
         GenerateError::Seed(_) => ErrorKind::Device,
+    }
+}
+
+/// What kind of failure an adapter's is.
+fn adapter_kind(error: &AdapterError) -> ErrorKind {
+    match error {
+        AdapterError::Taken(_) | AdapterError::Unknown { .. } | AdapterError::InUse(_) => ErrorKind::Usage,
+        AdapterError::Misfit { .. } => ErrorKind::Model,
     }
 }
 

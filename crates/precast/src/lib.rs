@@ -14,6 +14,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod clear_free_slots;
 mod compare;
 mod compiled_model;
@@ -44,6 +45,7 @@ mod tuning;
 mod value;
 mod verify;
 
+pub use adapter::load_adapter;
 pub use compare::{Difference, Tolerance, compare, relative_error};
 pub use compiled_model::{CompiledFit, CompiledModel};
 pub use dim_bind::{DimBind, DimBinds};
@@ -62,6 +64,7 @@ pub use precast_cache::{
 pub use precast_cpu::step::Tactic;
 pub use precast_cpu::{Isa, TuneMode, TuneOptions};
 pub use precast_generate as generate;
+pub use precast_generate::adapter::{Adapter, AdapterError, Adapters};
 pub use precast_generate::engine::{
     Engine, EngineError, EngineMetrics, EngineOptions, Event, Guidance, Request, RequestHandle,
 };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use precast_ir::Graph;
 use precast_onnx::import::{ImportOptions, Imported, Structure, declared_dim, import};
-use precast_onnx::proto::ValueInfoProto;
+use precast_onnx::proto::{TensorProto, ValueInfoProto};
 use precast_onnx::{
     DeclaredDim, DeclaredTensor, DeclaredType, ElementType, Limits, ModelFile, declared_type, type_from_proto,
 };
@@ -132,10 +132,29 @@ impl Model {
 
     /// Inputs that a request must give, in order.
     pub fn inputs(&self) -> Result<Vec<InputInfo>, Error> {
+        self.input_infos(|initializer| initializer.is_none())
+    }
+
+    /// Inputs that have a value already, which an adapter may replace. Before version 4 of the format every initializer had to
+    /// be an input, so it says nothing there.
+    pub fn replaceable_inputs(&self) -> Result<Vec<InputInfo>, Error> {
+        const INPUTS_ARE_CHOSEN_SINCE: i64 = 4;
+        if self.file.proto().ir_version < INPUTS_ARE_CHOSEN_SINCE {
+            return Ok(Vec::new());
+        }
+        let is_number =
+            |tensor: &TensorProto| matches!(ElementType::from_onnx(tensor.data_type), Ok(ElementType::Number(_)));
+        self.input_infos(|initializer| initializer.is_some_and(is_number))
+    }
+
+    /// Inputs whose initializer, or that there is none, is wanted.
+    fn input_infos(&self, is_wanted: impl Fn(Option<&TensorProto>) -> bool) -> Result<Vec<InputInfo>, Error> {
         let graph = self.file.graph();
+        let initializers: BTreeMap<&str, &TensorProto> =
+            graph.initializer.iter().map(|initializer| (initializer.name.as_str(), initializer)).collect();
         let mut inputs = Vec::new();
         for input in &graph.input {
-            if graph.initializer.iter().any(|initializer| initializer.name == input.name) {
+            if !is_wanted(initializers.get(input.name.as_str()).copied()) {
                 continue;
             }
             let (dtype, declared) = declared_type(input)?;

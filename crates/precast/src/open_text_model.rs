@@ -4,23 +4,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use precast_cache::{CacheOptions, Mode, ProgramCache};
+use precast_generate::adapter::{Adapter, Adapters, Parameters};
 use precast_generate::config::{self, Folder, GenerationConfig, NamedDevice, Provider, Source};
 use precast_generate::engine::{Engine, EngineOptions};
 use precast_generate::ladder::Ladders;
 use precast_generate::resident::{DecoderSession, ResidentDecoder};
 use precast_generate::roles::{CountForm, CountOf};
 use precast_generate::step_trace::StepTrace;
-use precast_generate::text_model::{Headless, InputRole, LongDecoder, TextModel, TextModelParts};
+use precast_generate::text_model::{Headless, InputRole, LongDecoder, OnClose, TextModel, TextModelParts};
 use precast_generate::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use precast_ir::Graph;
 use precast_passes::ActivationPrecision;
 use precast_program::{Device, Target};
 use precast_session::{Interface, OnMiss, OnMissChain, Session, SessionOptions, Startup};
 
+use crate::adapter::{SharedConstants, check_parameters, load_adapter};
 use crate::decoder_graph::{DecoderGraph, DecoderMachine, DecoderPart, decoder_graphs};
 use crate::device_name::{DeviceKind, DeviceName, resolve_device_with_notice};
 use crate::error::Error;
-use crate::model::Model;
+use crate::model::{InputInfo, Model};
 use crate::open_device::{OpenDevice, open_device};
 use crate::runner::RunnerOptions;
 
@@ -87,6 +89,10 @@ impl TextOptions {
 pub struct TextFolder {
     /// The decoder on its device.
     pub model: TextModel,
+    /// The adapters that were loaded for it.
+    pub adapters: Adapters,
+    /// Parameters of the decoder that adapters may replace.
+    pub parameters: Vec<InputInfo>,
     /// The tokenizer, where the folder has one.
     pub tokenizer: Option<Tokenizer>,
     /// What a person should know about how the folder was read.
@@ -112,6 +118,7 @@ pub fn open_text_model(directory: &Path, options: &TextOptions) -> Result<TextFo
         Err(error) => Err(error.to_string()),
     };
     folder.model = folder.model.with_reopen(Arc::new(reopen));
+    folder.adapters = Adapters::new(&folder.model);
     Ok(folder)
 }
 
@@ -149,12 +156,16 @@ fn open(directory: &Path, options: &TextOptions, given: Option<GivenDevice>) -> 
             let path = folder.path(&draft.filename)?;
             let mut config = config.clone();
             (config.model.decoder, config.model.draft) = (draft.clone(), None);
-            let device = (device.share(), cache.clone());
-            Some(open_decoder(&Model::open(&path)?, config, runner.clone(), options, device, &mut notices)?)
+            let (model, device, cache) = (Model::open(&path)?, device.share(), cache.clone());
+            let (runner, options) = (runner.clone(), options.clone());
+            Some(DecoderOpener { model, config, runner, options, device, cache }.open(&mut notices)?)
         }
         None => None,
     };
-    let mut model = open_decoder(&Model::open(&path)?, config, runner, options, (device, cache), &mut notices)?;
+    let (decoder, options) = (Model::open(&path)?, options.clone());
+    let parameters = decoder.replaceable_inputs()?;
+    let opener = DecoderOpener { model: decoder, config, runner, options, device, cache };
+    let mut model = opener.open(&mut notices)?;
     if let Some(draft) = draft {
         model = model.with_draft(draft).map_err(Error::Request)?;
     }
@@ -165,7 +176,8 @@ fn open(directory: &Path, options: &TextOptions, given: Option<GivenDevice>) -> 
     if log_severity > SEVERITY_OF_NOTICES {
         notices.clear();
     }
-    Ok(TextFolder { model, tokenizer, notices })
+    let adapters = Adapters::new(&model);
+    Ok(TextFolder { model, adapters, parameters, tokenizer, notices })
 }
 
 /// How the decoder is compiled and run: what the caller says counts before what the folder says.
@@ -203,6 +215,11 @@ impl TextFolder {
     /// How an engine on this folder shares its device: what the folder says.
     pub fn engine_options(&self) -> EngineOptions {
         EngineOptions::from_config(self.model.config(), available_bytes())
+    }
+
+    /// Loads an adapter from a file, under a name.
+    pub fn load_adapter(&self, name: &str, file: &Path) -> Result<Adapter, Error> {
+        load_adapter(&self.adapters, name, file)
     }
 
     /// An engine on this folder, with text where the folder has a tokenizer.
@@ -261,17 +278,50 @@ fn open_tokenizer(
     Ok(Some(tokenizer))
 }
 
-fn open_decoder(
-    model: &Model,
+/// All that a decoder is opened from, so that it can be opened again with other values for its parameters.
+struct DecoderOpener {
+    model: Model,
     config: GenerationConfig,
     runner: RunnerOptions,
-    options: &TextOptions,
-    (device, cache): (OpenDevice, Arc<ProgramCache>),
+    options: TextOptions,
+    device: OpenDevice,
+    cache: Arc<ProgramCache>,
+}
+
+impl DecoderOpener {
+    /// Opens the decoder, which can be opened with other values afterwards.
+    fn open(self, notices: &mut Vec<String>) -> Result<TextModel, Error> {
+        let shared = SharedConstants::default();
+        let model = TextModel::new(open_decoder(&self, &Parameters::new(), &shared, notices)?);
+        let open_adapted = move |parameters: &Parameters| {
+            check_parameters(&self.model, parameters)?;
+            self.cache.trim();
+            // What a person should know of the decoder was told when it was first opened.
+            let parts = open_decoder(&self, parameters, &shared, &mut Vec::new()).map_err(|error| error.to_string())?;
+            let cache = self.cache.clone();
+            Ok(TextModelParts { on_close: OnClose::new(move || cache.trim()), ..parts })
+        };
+        Ok(model.with_open_adapted(Arc::new(open_adapted)))
+    }
+}
+
+/// Opens a decoder with these values for some of its parameters.
+fn open_decoder(
+    opener: &DecoderOpener,
+    parameters: &Parameters,
+    shared: &SharedConstants,
     notices: &mut Vec<String>,
-) -> Result<TextModel, Error> {
+) -> Result<TextModelParts, Error> {
+    let DecoderOpener { model, config, runner, options, device, cache } = opener;
     let is_cpu = runner.device.kind == DeviceKind::Cpu;
     let machine = DecoderMachine { widens_floats: is_cpu, keeps_caches: !is_cpu };
-    let decoders = decoder_graphs(model, &config, &runner.passes, &machine)?;
+    let mut decoders = decoder_graphs(model, config, &runner.passes, &machine, parameters)?;
+    if !model.replaceable_inputs()?.is_empty() {
+        decoders.each_mut(|graph| match parameters.is_empty() {
+            true => shared.keep(graph),
+            false => shared.share(graph),
+        });
+    }
     let decoder = decoders.short;
     let chunk = if is_cpu { CHUNK_ON_CPU } else { CHUNK_ON_GPU };
     let mut ladders = Ladders::new(&config.tuning, config.model.context_length, chunk, options.rows_max);
@@ -286,7 +336,7 @@ fn open_decoder(
         notices.push("Programs have one row, since the graph is told one length for all rows".to_string());
         ladders = ladders.with_single_rows();
     }
-    let on_miss = if options.is_reference { OnMiss::Reference.into() } else { on_miss(&config, options)? };
+    let on_miss = if options.is_reference { OnMiss::Reference.into() } else { on_miss(config, options)? };
     let pads_up = on_miss.0.first() == Some(&OnMiss::PadUp) && !ladders.is_exact;
     let mut session = SessionOptions {
         exact_programs_max: ladders.program_count(),
@@ -322,7 +372,7 @@ fn open_decoder(
         }
     };
     let session = open(decoder.graph)?;
-    Ok(TextModel::new(TextModelParts {
+    Ok(TextModelParts {
         pads_up,
         session,
         inputs: decoder.inputs,
@@ -336,8 +386,9 @@ fn open_decoder(
         weight_bytes: decoder.weight_bytes,
         ladders,
         device: runner.device.to_string(),
-        config,
-    }))
+        config: config.clone(),
+        on_close: OnClose::default(),
+    })
 }
 
 /// Whether an input tells one number that differs between rows; the total is that of the longest row by its meaning.
@@ -377,8 +428,11 @@ fn on_miss(config: &GenerationConfig, options: &TextOptions) -> Result<OnMissCha
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::runner::Captures;
+    use precast_generate::{Generator, GeneratorParams};
 
     /// What a folder of these options of a session and these settings of ours makes of the caller's options.
     fn captures(session_options: &str, tuning: &str, options: &TextOptions) -> Captures {
@@ -406,5 +460,68 @@ mod tests {
         let runner = RunnerOptions { captures: Captures { is_on: false, ..Captures::default() }, ..Default::default() };
         let off = TextOptions { runner, ..TextOptions::default() };
         assert!(!captures(&first(r#""enable_cuda_graph":"1""#), "{}", &off).is_on);
+    }
+
+    /// A decoder of the tests of generation, and the cache that its constants are in.
+    fn decoder(name: &str, change: impl Fn(&mut TextOptions)) -> (TextModel, Arc<ProgramCache>) {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../generate/tests/data").join(name);
+        let mut options = TextOptions::default();
+        change(&mut options);
+        let config = read_config(&Folder::open(&folder).unwrap(), &options).unwrap();
+        let runner = runner_options(&config, DeviceName::CPU, &options).unwrap();
+        let cache = Arc::new(ProgramCache::open(cache_options(&options)).unwrap());
+        let (device, model) = (open_device(&runner, &cache).unwrap(), Model::open(&folder.join("model.onnx")).unwrap());
+        let opener = DecoderOpener { model, config, runner, options, device, cache: cache.clone() };
+        (opener.open(&mut Vec::new()).unwrap(), cache)
+    }
+
+    #[test]
+    fn an_adapter_adds_its_own_constants_alone_and_unloading_lets_go_of_them() {
+        let (model, cache) = decoder("llama_lora-fp32", |_| ());
+        let run = |model: &TextModel| {
+            let params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(4);
+            let mut generator = Generator::new(model, params).unwrap();
+            generator.append(&[&[5, 60, 7], &[8, 93]]).unwrap();
+            while !generator.is_done() {
+                generator.next().unwrap();
+            }
+        };
+        run(&model);
+        let (own_count, own_bytes) = cache.store().resident();
+        let programs = cache.resident_programs();
+        let adapters = Adapters::new(&model);
+        for name in ["first", "second"] {
+            let file =
+                format!("{}/../generate/tests/data/llama_lora-fp32/{name}.onnx_adapter", env!("CARGO_MANIFEST_DIR"));
+            let adapter = load_adapter(&adapters, name, file.as_ref()).unwrap();
+            run(&model.with_adapter(Some(&adapter)).unwrap());
+            let (count, bytes) = cache.store().resident();
+            assert_eq!(cache.resident_programs(), 2 * programs, "{name}");
+            assert!(
+                count - own_count <= adapter.parameters().len(),
+                "{name}: {count} constants, {own_count} of them the model's"
+            );
+            // Packed, each of its matrices is filled up to whole columns of a kernel.
+            let added = (bytes - own_bytes) as usize;
+            assert!(
+                added >= adapter.bytes() / 2 && added <= 8 * adapter.bytes(),
+                "{name}: {added} bytes of {}",
+                adapter.bytes()
+            );
+            assert!(added * 2 < own_bytes as usize, "{name}: {added} bytes beside {own_bytes}");
+            drop(adapter);
+            adapters.unload(name).unwrap();
+            // A thread that compiled holds its Program until it ends, which may be a moment after the step: what it held then is
+            // let go of with the next adapter that comes or goes.
+            let end = Instant::now() + Duration::from_secs(20);
+            while cache.resident_programs() > programs && Instant::now() < end {
+                cache.trim();
+            }
+            assert_eq!(
+                (cache.store().resident(), cache.resident_programs()),
+                ((own_count, own_bytes), programs),
+                "{name}"
+            );
+        }
     }
 }

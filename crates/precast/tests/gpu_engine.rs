@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use precast::device_name::{DeviceKind, DeviceName};
-use precast::generate::engine::complete;
+use precast::generate::engine::{complete, complete_requests};
 use precast::generate::{Generator, GeneratorParams, generate};
 use precast::{
-    EngineOptions, Error, GivenDevice, LaunchPath, TextFolder, TextOptions, open_text_model, open_text_model_on,
+    EngineOptions, Error, GivenDevice, LaunchPath, Request, TextFolder, TextOptions, open_text_model,
+    open_text_model_on,
 };
 use precast_driver::Vendor;
 use precast_gpu::{CaptureLimits, GpuDevice, GpuTarget};
@@ -252,4 +253,30 @@ fn every_name_of_an_amd_device_selects_it_and_a_machine_without_one_says_so() {
         unknown.contains("there is no device 'amdgpux'") && unknown.contains("Did you mean 'amdgpu'?"),
         "{unknown}"
     );
+}
+
+#[test]
+fn adapters_run_where_the_device_keeps_caches_and_in_an_engine() {
+    let data = data().with_file_name("llama_lora-fp32");
+    let folder = folder_with(&data, r#"{"length_buckets":[4],"row_buckets":[2],"kv_capacity_buckets":[32]}"#);
+    let answers = both(folder.path()).map(|opened| {
+        let params = GeneratorParams::new(opened.model.config().search.clone()).max_new_tokens(12);
+        let engine = opened.engine(EngineOptions { page_tokens: 4, rows_max: 2, ..opened.engine_options() }).unwrap();
+        let mut generator = Generator::new(&opened.model, params.clone()).unwrap();
+        generator.append(&[&PROMPT]).unwrap();
+        let mut found = Vec::new();
+        for file in [None, Some("first.onnx_adapter"), Some("second.onnx_adapter")] {
+            let adapter = file.map(|file| opened.load_adapter(file, &data.join(file)).unwrap());
+            // What is cached is run again on the device.
+            generator.set_adapter(adapter.as_ref()).unwrap();
+            found.push((0..3).map(|_| generator.next().unwrap()[0].id).collect::<Vec<u32>>());
+            let request = Request { adapter, ..Request::new(PROMPT.to_vec(), params.clone()) };
+            let tokens = complete_requests(&engine, &[request], &mut |_| ()).unwrap().answers.remove(0).tokens;
+            found.push(tokens);
+        }
+        assert_eq!(generator.stats().reruns, 2);
+        found
+    });
+    assert_eq!(answers[0], answers[1]);
+    assert!(answers[0][1] != answers[0][3] && answers[0][3] != answers[0][5], "{answers:?}");
 }

@@ -19,6 +19,7 @@ mod run_options;
 mod run_report;
 mod session;
 mod settings;
+mod text_adapters;
 mod text_engine;
 mod text_model;
 
@@ -45,6 +46,8 @@ mod _precast {
     use crate::run_report::PyRunReport;
     #[pymodule_export]
     use crate::session::Session;
+    #[pymodule_export]
+    use crate::text_adapters::TextAdapters;
     #[pymodule_export]
     use crate::text_engine::{TextEngine, TextEvent, TextRequest};
     #[pymodule_export]

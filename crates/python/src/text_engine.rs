@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 
 use crate::exceptions::{exception, usage};
 use crate::interruptible::{detached, interruptible};
+use crate::text_adapters::{NamedAdapter, named};
 use crate::text_model::{TextModel, read_params};
 
 /// Time between two looks at signals while a request has nothing to tell.
@@ -42,15 +43,17 @@ impl TextEngine {
     }
 
     /// Sends a request. Options are pairs of a name and a value as JSON; a grammar is its kind and its text.
-    #[pyo3(signature = (prompt, options, grammar = None))]
+    #[pyo3(signature = (prompt, options, grammar = None, adapter = None))]
     fn submit(
         &self,
         py: Python<'_>,
         prompt: Vec<u32>,
         options: Vec<(String, String)>,
         grammar: Option<(String, String)>,
+        adapter: Option<NamedAdapter<'_>>,
     ) -> PyResult<TextRequest> {
         let params = read_params(py, self.model.get(), &options)?;
+        let adapter = named(py, adapter.as_ref())?;
         let guidance = match grammar {
             None => None,
             Some((kind, text)) => Some(match kind.as_str() {
@@ -60,7 +63,7 @@ impl TextEngine {
                 _ => return Err(usage(py, &format!("'{kind}' is no grammar; schema, regex or lark was expected"))),
             }),
         };
-        let request = Request { guidance, ..Request::new(prompt, params) };
+        let request = Request { guidance, adapter, ..Request::new(prompt, params) };
         let sent = detached(py, || {
             let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
             engine.as_ref().map(|engine| engine.submit(request))

@@ -13,6 +13,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::exceptions::{exception, usage};
 use crate::interruptible::{detached, interruptible};
+use crate::text_adapters::{NamedAdapter, named};
 
 /// A model folder that is open: the decoder on its device, and the tokenizer where the folder has one.
 #[pyclass(frozen, module = "precast._precast")]
@@ -281,6 +282,14 @@ impl TextGenerator {
         Ok(TextGenerator { generator, is_settled: Mutex::new(false) })
     }
 
+    /// Computes with the values of an adapter from now on, or with the model's own; cached tokens are run again.
+    #[pyo3(signature = (adapter = None))]
+    fn set_adapter(&self, py: Python<'_>, adapter: Option<NamedAdapter<'_>>) -> PyResult<()> {
+        let adapter = named(py, adapter.as_ref())?;
+        self.set_settled(false);
+        self.look(py, |generator| generator.set_adapter(adapter.as_ref()))?.map_err(raised(py))
+    }
+
     /// Adds tokens to every row and runs them; the first call says how many rows there are.
     fn append(&self, py: Python<'_>, rows: Vec<Vec<u32>>) -> PyResult<()> {
         self.set_settled(false);
@@ -375,14 +384,18 @@ type Answers = Vec<(usize, Vec<u32>, Option<String>, String, Option<f64>, Option
 
 /// Whole answers to prompts: greedy, drawn, several draws of one prompt, or by beams.
 #[pyfunction]
+#[pyo3(signature = (model, prompts, options, adapter = None))]
 pub fn complete(
     py: Python<'_>,
     model: &Bound<'_, TextModel>,
     prompts: Vec<Vec<u32>>,
     options: Vec<(String, String)>,
+    adapter: Option<NamedAdapter<'_>>,
 ) -> PyResult<Answers> {
     let params = read_params(py, model.get(), &options)?;
-    let (decoder, tokenizer) = (model.get().folder.model.clone(), model.get().folder.tokenizer.clone());
+    let decoder = model.get().folder.model.with_adapter(named(py, adapter.as_ref())?.as_ref());
+    let decoder = decoder.map_err(|error| exception(py, &error.into()))?;
+    let tokenizer = model.get().folder.tokenizer.clone();
     let work = move || {
         let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
         precast::generate::generate(&decoder, tokenizer.as_ref(), &params, &prompts, &mut |_| {}, None)

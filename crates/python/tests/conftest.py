@@ -75,6 +75,12 @@ def readme_model():
 
 
 @pytest.fixture(scope="session")
+def adapter_folder():
+    """A small decoder with parameters that adapters replace, and two adapters."""
+    return ROOT / "crates" / "generate" / "tests" / "data" / "llama_lora-fp32"
+
+
+@pytest.fixture(scope="session")
 def text_folder():
     """A small decoder with a tokenizer."""
     return ROOT / "crates" / "generate" / "tests" / "data" / "llama-fp32"

@@ -13,8 +13,8 @@ use precast::{Model, Runner, RunnerOptions, Tensor, TuningRecord, TuningTable};
 use precast_cpu::CpuDevice;
 use precast_ir::attr::ConstantSource;
 use precast_ir::{Definition, text};
-use precast_onnx::operators;
 use precast_onnx::proto::{GraphProto, ModelProto, OperatorSetIdProto};
+use precast_onnx::{AdapterFile, Limits, operators};
 use precast_program::{ArtifactStore, Bucket, Device, MemoryStore, Port, Program};
 use precast_tensor::Digest;
 use prost::Message;
@@ -60,7 +60,9 @@ impl Fuzzer {
         let (mut corpus, mut cache) = (Vec::new(), None);
         let store = MemoryStore::default();
         match target {
-            FuzzTarget::Onnx | FuzzTarget::Text | FuzzTarget::Tuning => corpus = read_corpus(target)?,
+            FuzzTarget::Onnx | FuzzTarget::Text | FuzzTarget::Tuning | FuzzTarget::Adapter => {
+                corpus = read_corpus(target)?;
+            }
             // Program files name the build that wrote them, so they are made here and not kept.
             FuzzTarget::Program => corpus = programs(&store)?,
             FuzzTarget::Cache => cache = Some(CacheFiles::new()?),
@@ -125,6 +127,7 @@ impl Fuzzer {
             FuzzTarget::Text => read_text(bytes, &self.constants),
             FuzzTarget::Program => read_program(bytes, &self.store),
             FuzzTarget::Tuning => read_tuning(bytes),
+            FuzzTarget::Adapter => read_adapter(bytes),
             FuzzTarget::Cache | FuzzTarget::Differential => Ok(false),
         }
     }
@@ -210,6 +213,18 @@ fn read_tuning(bytes: &[u8]) -> Result<bool> {
     let (again, damage) = TuningTable::from_text(&table.to_text());
     ensure!(again.digest() == table.digest(), "reads back as another table: {damage:?}");
     Ok(!table.is_empty())
+}
+
+/// An adapter has each name once, and tensors of as many bytes as their shapes say.
+fn read_adapter(bytes: &[u8]) -> Result<bool> {
+    let Ok(adapter) = AdapterFile::from_bytes(bytes.to_vec().into(), &Limits::default()) else { return Ok(false) };
+    let names: BTreeSet<&str> = adapter.parameters.iter().map(|(name, _)| name.as_str()).collect();
+    ensure!(names.len() == adapter.parameters.len(), "a name is there twice");
+    for (name, tensor) in &adapter.parameters {
+        let expected = tensor.len() * tensor.dtype().size_bytes();
+        ensure!(tensor.as_bytes().len() == expected, "'{name}' is {} of other bytes", tensor.type_());
+    }
+    Ok(true)
 }
 
 /// A model with wrong fields: whole as a message, so that the import has to find out.
@@ -409,7 +424,8 @@ pub(super) fn write_arrays(folder: &std::path::Path, prefix: &str, tensors: &[(S
 mod tests {
     use super::*;
 
-    const READERS: [FuzzTarget; 4] = [FuzzTarget::Onnx, FuzzTarget::Text, FuzzTarget::Program, FuzzTarget::Tuning];
+    const READERS: [FuzzTarget; 5] =
+        [FuzzTarget::Onnx, FuzzTarget::Text, FuzzTarget::Program, FuzzTarget::Tuning, FuzzTarget::Adapter];
     /// Inputs of each reader, as many as take about a second without optimisation.
     const INPUTS: u64 = 400;
 

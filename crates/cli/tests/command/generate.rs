@@ -344,3 +344,61 @@ fn rows_of_bench_can_be_compared_and_stored() {
     let outcome = run(&bench, "bench", "gpt2_like-fp32", "-p 8 --compare bad.json --quiet");
     assert_eq!((outcome.exit, outcome.stderr.as_str()), (2, "error: 'bad.json': has no \"rows\"\n"));
 }
+
+/// Tokens of each answer of a run with `--json`.
+fn answers(outcome: &crate::Outcome) -> Vec<Value> {
+    assert_eq!(outcome.exit, 0, "{}", outcome.stderr);
+    let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    json["answers"].as_array().unwrap().iter().map(|answer| answer["tokens"].clone()).collect()
+}
+
+#[test]
+fn adapters_are_files_with_names_and_lines_of_a_batch_choose_among_them() {
+    let bench = Bench::new();
+    let file = |name: &str| folder("llama_lora-fp32").join(format!("{name}.onnx_adapter")).display().to_string();
+    let (first, second) = (file("first"), file("second"));
+    let one = |adapter: &str| {
+        let arguments = format!("--tokens 17 -n 5 --json --quiet {adapter}");
+        answers(&run(&bench, "generate", "llama_lora-fp32", &arguments))[0].clone()
+    };
+    let alone = [one(""), one(&format!("--adapter {first}")), one(&format!("--adapter b={second} --adapter {first}"))];
+    let expected = [[90, 11, 82, 8, 90], [90, 62, 75, 26, 75], [48, 24, 74, 90, 53]];
+    assert_eq!(alone, expected.map(|tokens| serde_json::json!(tokens)));
+    let lines = r#"{"tokens":[17]}
+        {"tokens":[17],"adapter":null}
+        {"tokens":[17],"adapter":"b"}
+        {"tokens":[17],"adapter":"first"}"#;
+    bench.write("b.jsonl", lines.as_bytes());
+    let arguments = format!("--batch b.jsonl -n 5 --json --quiet --adapter {first} --adapter b={second}");
+    let mixed = answers(&run(&bench, "generate", "llama_lora-fp32", &arguments));
+    assert_eq!(mixed, [&alone[1], &alone[0], &alone[2], &alone[1]].map(Clone::clone));
+    bench.write("c.jsonl", br#"{"tokens":[17],"adapter":"c"}"#);
+    let outcome = run(&bench, "generate", "llama_lora-fp32", &format!("--batch c.jsonl --adapter {first} --quiet"));
+    let message = "error: 'c.jsonl' line 1: there is no adapter 'c'; loaded are first\n";
+    assert_eq!((outcome.exit, outcome.stderr.as_str()), (2, message));
+}
+
+#[test]
+fn adapters_that_do_not_fit_are_refused_and_inspect_says_what_would() {
+    let bench = Bench::new();
+    let file = folder("llama_lora-fp32").join("first.onnx_adapter");
+    let outcome = run(&bench, "generate", "llama-fp32", &format!("--tokens 5 --quiet --adapter {}", file.display()));
+    assert_eq!(outcome.exit, 3);
+    assert!(outcome.stderr.contains("that may be replaced; there are none"), "{}", outcome.stderr);
+    bench.write("short.onnx_adapter", &std::fs::read(&file).unwrap()[..100]);
+    let outcome = run(&bench, "generate", "llama_lora-fp32", "--tokens 5 --quiet --adapter short.onnx_adapter");
+    assert_eq!(outcome.exit, 3);
+    assert!(outcome.stderr.contains("'short.onnx_adapter': not a valid adapter file: "), "{}", outcome.stderr);
+    let text = run(&bench, "inspect", "llama_lora-fp32", "").stdout;
+    assert!(text.contains("adapters    may replace 12 parameters\n"), "{text}");
+    assert!(text.contains("  model.layers.0.attn.q_proj.lora_A.weight f32[32,lora_r]\n"), "{text}");
+}
+
+#[test]
+fn golden_cases_say_which_adapter_they_are_for() {
+    let bench = Bench::new();
+    let against = folder("adapter_cases.json");
+    let outcome = run(&bench, "verify", "llama_lora-fp32", &format!("--against {}", against.display()));
+    assert_eq!(outcome.exit, 0, "{}{}", outcome.stdout, outcome.stderr);
+    assert!(outcome.stdout.contains("cases    9 equal of 9\n"), "{}", outcome.stdout);
+}

@@ -25,16 +25,28 @@ pub fn complete(
     prompts: &[&[u32]],
     on_token: &mut dyn FnMut(&StepToken),
 ) -> Result<Completions, EngineError> {
-    let before = engine.metrics()?;
     check_row_seeds(&params.row_seeds, prompts.len())?;
-    let send = |(row, prompt): (usize, &&[u32])| {
+    let request = |(row, prompt): (usize, &&[u32])| {
         let params = params_of_prompt(params, row);
-        engine.submit(Request { guidance: guidance.cloned(), ..Request::new(prompt.to_vec(), params) })
+        Request { guidance: guidance.cloned(), ..Request::new(prompt.to_vec(), params) }
     };
-    let handles = prompts.iter().enumerate().map(send).collect::<Result<Vec<RequestHandle>, EngineError>>()?;
-    let new = |prompt: usize| Reading::new(prompt, params, engine.has_text(), handles[prompt].seed());
-    let mut readings: Vec<Reading<'_>> = (0..prompts.len()).map(new).collect();
-    for first in 0..prompts.len() {
+    complete_requests(engine, &prompts.iter().enumerate().map(request).collect::<Vec<Request>>(), on_token)
+}
+
+/// As `complete`, each request with options of its own. All have as many answers.
+pub fn complete_requests(
+    engine: &Engine,
+    requests: &[Request],
+    on_token: &mut dyn FnMut(&StepToken),
+) -> Result<Completions, EngineError> {
+    let before = engine.metrics()?;
+    let send = |request: &Request| engine.submit(request.clone());
+    let handles = requests.iter().map(send).collect::<Result<Vec<RequestHandle>, EngineError>>()?;
+    let new = |(prompt, request): (usize, &Request)| {
+        Reading::new(prompt, request.params.clone(), engine.has_text(), handles[prompt].seed())
+    };
+    let mut readings: Vec<Reading> = requests.iter().enumerate().map(new).collect();
+    for first in 0..requests.len() {
         loop {
             readings[first].tell(on_token);
             if readings[first].open == 0 {
@@ -57,7 +69,7 @@ pub fn complete(
 }
 
 /// The options of one prompt, with its own seed if it has one.
-fn params_of_prompt(params: &GeneratorParams, prompt: usize) -> GeneratorParams {
+pub fn params_of_prompt(params: &GeneratorParams, prompt: usize) -> GeneratorParams {
     let mut own = GeneratorParams { row_seeds: Vec::new(), ..params.clone() };
     match params.row_seeds.get(prompt).copied().unwrap_or_default() {
         RowSeed::Shared => {}
@@ -68,9 +80,9 @@ fn params_of_prompt(params: &GeneratorParams, prompt: usize) -> GeneratorParams 
 }
 
 /// The answers to one prompt, as far as they were read.
-struct Reading<'p> {
+struct Reading {
     prompt: usize,
-    params: &'p GeneratorParams,
+    params: GeneratorParams,
     answers: Vec<Completion>,
     /// Answers that have not ended.
     open: usize,
@@ -78,8 +90,8 @@ struct Reading<'p> {
     untold: VecDeque<StepToken>,
 }
 
-impl<'p> Reading<'p> {
-    fn new(prompt: usize, params: &'p GeneratorParams, has_text: bool, seed: u64) -> Reading<'p> {
+impl Reading {
+    fn new(prompt: usize, params: GeneratorParams, has_text: bool, seed: u64) -> Reading {
         let open = params.search.num_return_sequences;
         let (text, finish) = (has_text.then(String::new), FinishReason::MaxLength);
         let answer = Completion { prompt, tokens: Vec::new(), text, finish, score: None, seed: Some(seed) };

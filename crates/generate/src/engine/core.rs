@@ -456,7 +456,8 @@ impl EngineCore {
                 let row = &self.rows[&part.row];
                 let is_last = part.tokens == row.pending();
                 let scored = if is_last { 1 + part.drafted } else { 0 };
-                StepRow { row: part.row, tokens, cached: row.cached, pages, windows, scored, is_long: row.is_long }
+                let (cached, is_long, adapter) = (row.cached, row.is_long, row.adapter.as_ref());
+                StepRow { row: part.row, tokens, cached, pages, windows, scored, is_long, adapter }
             })
             .collect();
         self.runner.run(&rows)

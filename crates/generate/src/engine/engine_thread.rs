@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::generator::{GenerateError, check_length, check_tokens, system_seed};
 use crate::kv_cache::windows_of;
 use crate::row_search::{RowDraws, RowSearch, SearchOptions};
 use crate::search::ParamsError;
-use crate::text_model::TextModel;
+use crate::text_model::{TextModel, TextModelParts};
 use crate::tokenizer::Tokenizer;
 
 use super::core::{EngineCore, StepOutcome};
@@ -63,6 +63,8 @@ pub struct Engine {
     /// Of the model, which is the thread's: when its device is lost there is another one.
     config: GenerationConfig,
     vocabulary: usize,
+    /// The model that adapters must be for; none where its steps know no adapters.
+    adapted: Option<Weak<TextModelParts>>,
     tokenizer: Option<Tokenizer>,
     options: EngineOptions,
     limits: EngineLimits,
@@ -123,6 +125,7 @@ impl Engine {
         let limits = limits_of(model, &options)?;
         let windows = windows_of(model.layers());
         let limits = EngineLimits { length_switch: model.length_switch(), windows, ..limits };
+        let adapted = runner.runs_adapters().then(|| model.identity());
         let core = EngineCore::new(runner, limits.clone());
         let inbox = Arc::new(Inbox { state: Mutex::default(), arrived: Condvar::new() });
         let (thread_inbox, checks) = (inbox.clone(), options.checks_invariants);
@@ -132,7 +135,7 @@ impl Engine {
             .map_err(|error| EngineError::Stopped(error.to_string()))?;
         let (config, vocabulary) = (model.config().clone(), model.vocabulary());
         let (tokenizer, guides, thread) = (tokenizer.cloned(), OnceLock::new(), Some(thread));
-        Ok(Engine { config, vocabulary, tokenizer, options, limits, guides, inbox, thread })
+        Ok(Engine { config, vocabulary, adapted, tokenizer, options, limits, guides, inbox, thread })
     }
 
     /// The numbers that the engine works with.
@@ -208,7 +211,15 @@ impl Engine {
         if !params.stop.is_empty() && self.tokenizer.is_none() {
             return refuse("stop strings need a tokenizer");
         }
-        Ok(())
+        match (&request.adapter, &self.adapted) {
+            (Some(adapter), None) => {
+                refuse(&format!("adapter '{}': the steps of this engine know no adapters", adapter.name()))
+            }
+            (Some(adapter), Some(model)) if !adapter.is_of(model) => {
+                refuse(&format!("adapter '{}' was loaded for another model than the engine's", adapter.name()))
+            }
+            (Some(_), Some(_)) | (None, _) => Ok(()),
+        }
     }
 
     /// Compiles the grammar of a request, on the thread of whoever sends it.
@@ -240,11 +251,12 @@ impl Engine {
             tokens: request.prompt.clone(),
             is_generated: vec![false; request.prompt.len()],
             turns: vec![0],
+            adapter: request.adapter.clone(),
             cached: 0,
             pages: Vec::new(),
             windows: Vec::new(),
             chain: Vec::new(),
-            chain_root: chain_root(&root),
+            chain_root: chain_root(request.adapter.as_ref(), &root),
             is_long: false,
             is_sharing: self.limits.prefix_caching || shares_prompt,
             state: RowState::Queued,

@@ -28,7 +28,7 @@ mod simulation;
 mod speculation;
 pub mod window_group;
 
-pub use complete::complete;
+pub use complete::{complete, complete_requests, params_of_prompt};
 pub use engine_thread::{Engine, EngineError};
 pub use events::{Event, TokenEvent, Usage};
 pub use guidance::{Guidance, GuidanceError};

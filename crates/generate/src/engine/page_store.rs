@@ -236,6 +236,7 @@ mod tests {
             windows: &windows,
             scored: 1,
             is_long: false,
+            adapter: None,
         };
         stores.reserve(&row).unwrap();
         (0..3).for_each(|layer| stores.write(&row, (layer, Half::Keys), 4, &[10 + layer as u8], (1, 1)));

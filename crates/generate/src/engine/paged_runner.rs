@@ -4,6 +4,9 @@
 
 use std::collections::BTreeMap;
 
+use precast_tensor::Digest;
+
+use crate::adapter::Adapter;
 use crate::kv_cache::NoMemory;
 use crate::ladder::{Ladder, Ladders};
 use crate::plan::{Phase, PlannedRow, ProgramSet, Scores as PlanScores, StepPlan, StepShape};
@@ -25,14 +28,17 @@ pub struct PagedRunner {
     /// Slots that copies have at most: one more than fits the widest Program, for a prompt that runs beside it.
     slots_max: usize,
     store: PageStores,
-    /// By class of capacity.
-    copies: BTreeMap<usize, RowCopies>,
+    copies: BTreeMap<Class, RowCopies>,
     /// Of each Program that runs beside others.
     buffers: Vec<StepBuffers>,
     draft: Option<DraftModel>,
     preparer: Option<Preparer>,
     runs: u64,
 }
+
+/// Rows that share copies: those of two successive capacities, by number, and of one adapter. So the groups of several adapters
+/// lie apart and run beside one another.
+type Class = (usize, Option<Digest>);
 
 /// Runs after which copies that nobody used are let go.
 const IDLE_RUNS_MAX: u64 = 64;
@@ -61,21 +67,23 @@ impl PagedRunner {
         let mut jobs: Vec<Job<'_>> = Vec::with_capacity(groups.len());
         for (number, rows) in groups.iter().enumerate() {
             let slots = self.place(rows);
-            jobs.extend(self.jobs_of(number, rows, &slots));
+            jobs.extend(self.jobs_of(number, rows, &slots)?);
         }
         // The longest first, so that the last ones to end are short.
         jobs.sort_by_key(|job| std::cmp::Reverse(job.plan.shape.rows * job.plan.shape.length));
         self.buffers.resize_with(self.buffers.len().max(jobs.len()), StepBuffers::default);
-        let (model, copies) = (&self.model, &self.copies);
+        let copies = &self.copies;
         let runs: Vec<(&Job<'_>, &mut StepBuffers)> = jobs.iter().zip(&mut self.buffers).collect();
-        let outputs = model.session().do_beside(runs, |(job, buffers)| {
+        let outputs = self.model.session().do_beside(runs, |(job, buffers)| {
             let tokens: Vec<&[u32]> = job.rows.iter().map(|row| row.tokens).collect();
-            model.run(&job.plan, &tokens, &copies[&job.class].cache, buffers).map_err(fault)
+            job.model.run(&job.plan, &tokens, &copies[&job.class].cache, buffers).map_err(fault)
         });
         let outputs = outputs.into_iter().collect::<Result<Vec<StepOutputs>, StepFault>>()?;
         self.keep(&jobs);
         if let Some(preparer) = &mut self.preparer {
-            jobs.iter().for_each(|job| preparer.look_ahead(&job.plan, &self.ladders));
+            // Programs of adapters are compiled when a step needs them: nobody knows which adapters will be asked for.
+            let own = jobs.iter().filter(|job| job.class.1.is_none());
+            own.for_each(|job| preparer.look_ahead(&job.plan, &self.ladders));
         }
         let mut scores: Vec<Vec<Vec<Scores>>> = groups.iter().map(|rows| vec![Vec::new(); rows.len()]).collect();
         for (job, outputs) in jobs.iter().zip(outputs) {
@@ -106,28 +114,39 @@ impl PagedRunner {
     }
 
     /// The class of a group's rows, which all have the same.
-    fn class_of_group(&self, rows: &[&StepRow<'_>]) -> Option<usize> {
+    fn class_of_group(&self, rows: &[&StepRow<'_>]) -> Option<Class> {
         rows.first().map(|row| self.class_of(row))
+    }
+
+    /// The decoder of a group's rows, which all have the same adapter.
+    fn model_of(&self, rows: &[&StepRow<'_>]) -> Result<TextModel, StepFault> {
+        let model = match rows.first().and_then(|row| row.adapter) {
+            Some(adapter) => self.model.with_adapter(Some(adapter)),
+            None => Ok(self.model.clone()),
+        };
+        model.map_err(|error| StepFault::Retryable(error.to_string()))
     }
 
     /// What runs of a group whose rows lie in these slots: a Program for each part of it, in the order of the slots. Where larger
     /// Programs are taken that are there, one of them for all rows comes before parts whose Programs are not.
-    fn jobs_of<'r>(&self, group: usize, rows: &[&'r StepRow<'r>], slots: &[usize]) -> Vec<Job<'r>> {
-        let Some(class) = self.class_of_group(rows) else { return Vec::new() };
+    fn jobs_of<'r>(&self, group: usize, rows: &[&'r StepRow<'r>], slots: &[usize]) -> Result<Vec<Job<'r>>, StepFault> {
+        let Some(class) = self.class_of_group(rows) else { return Ok(Vec::new()) };
+        let model = self.model_of(rows)?;
         let parts = self.parts_of(rows, self.copies[&class].cache.slots());
-        let jobs = self.jobs_of_parts(group, rows, slots, &parts);
-        if parts.len() > 1 && jobs.iter().any(|job| !self.is_ready(&job.plan)) {
-            let whole = self.jobs_of_parts(group, rows, slots, &[rows.len()]);
-            if whole.iter().all(|job| self.is_ready(&job.plan)) {
-                return whole;
+        let jobs = self.jobs_of_parts(group, &model, rows, slots, &parts);
+        if parts.len() > 1 && jobs.iter().any(|job| !is_ready(&model, &job.plan)) {
+            let whole = self.jobs_of_parts(group, &model, rows, slots, &[rows.len()]);
+            if whole.iter().all(|job| is_ready(&model, &job.plan)) {
+                return Ok(whole);
             }
         }
-        jobs
+        Ok(jobs)
     }
 
     fn jobs_of_parts<'r>(
         &self,
         group: usize,
+        model: &TextModel,
         rows: &[&'r StepRow<'r>],
         slots: &[usize],
         parts: &[usize],
@@ -158,38 +177,26 @@ impl PagedRunner {
                 scores: if in_order.iter().any(|row| row.scored > 1) { PlanScores::All } else { PlanScores::Last },
                 is_long: in_order.iter().any(|row| row.is_long),
             };
-            self.pad_up(&mut plan, cache.slots());
-            jobs.push(Job { group, class, positions: positions.to_vec(), rows: in_order, plan });
+            self.pad_up(model, &mut plan, cache.slots());
+            let (model, positions) = (model.clone(), positions.to_vec());
+            jobs.push(Job { group, class, model, positions, rows: in_order, plan });
         }
         jobs
     }
 
     /// Takes a longer or wider Program that is there where a plan's own is not, and that is asked for.
-    fn pad_up(&self, plan: &mut StepPlan, slots: usize) {
+    fn pad_up(&self, model: &TextModel, plan: &mut StepPlan, slots: usize) {
         let (shape, first) = (plan.shape, plan.first_slot());
         let lengths = self.ladders.length.sizes().iter().filter(|&&length| shape.length > 1 && length > shape.length);
         let rows = self.ladders.rows.sizes().iter().filter(|&&rows| rows > shape.rows && first + rows <= slots);
         let longer = lengths.map(|&length| StepShape { length, ..shape });
         let larger = longer.chain(rows.map(|&rows| StepShape { rows, ..shape }));
-        plan.shape = self.ready_for(plan).choose(shape, larger);
-    }
-
-    /// Whether the Program of a plan is there, or makes no difference.
-    fn is_ready(&self, plan: &StepPlan) -> bool {
-        self.ready_for(plan).has(plan.shape)
-    }
-
-    /// Programs that a plan may count on. Long rows have Sessions of their own, of whose Programs nobody keeps count.
-    fn ready_for(&self, plan: &StepPlan) -> ProgramSet {
-        match plan.is_long {
-            true => ProgramSet::Any,
-            false => self.model.ready_on_host(plan.rows.iter().any(|row| row.is_last), plan.scores),
-        }
+        plan.shape = ready_for(model, plan).choose(shape, larger);
     }
 
     /// Makes the copies of each class as long and as many as its rows need, and lets go of those that nobody used lately.
     fn fit_copies(&mut self, rows: &[StepRow<'_>]) -> Result<(), StepFault> {
-        let mut needed: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+        let mut needed: BTreeMap<Class, (usize, usize)> = BTreeMap::new();
         for row in rows {
             let (count, capacity) = needed.entry(self.class_of(row)).or_default();
             (*count, *capacity) = (*count + 1, self.capacity_of(row).max(*capacity));
@@ -224,10 +231,11 @@ impl PagedRunner {
         self.ladders.capacity.at_least(tokens).unwrap_or(tokens)
     }
 
-    /// Which copies a row belongs to: those of two successive capacities.
-    fn class_of(&self, row: &StepRow<'_>) -> usize {
+    /// Which copies a row belongs to.
+    fn class_of(&self, row: &StepRow<'_>) -> Class {
         let capacity = self.capacity_of(row);
-        self.ladders.capacity.sizes().iter().filter(|&&size| size < capacity).count() / 2
+        let smaller = self.ladders.capacity.sizes().iter().filter(|&&size| size < capacity).count();
+        (smaller / 2, row.adapter.map(Adapter::digest))
     }
 
     /// Groups that run beside one another: there is a slot for each of their rows, and of those with the same copies only the
@@ -281,12 +289,27 @@ impl PagedRunner {
     }
 }
 
+/// Whether the Program of a plan is there, or makes no difference.
+fn is_ready(model: &TextModel, plan: &StepPlan) -> bool {
+    ready_for(model, plan).has(plan.shape)
+}
+
+/// Programs that a plan may count on. Long rows have Sessions of their own, of whose Programs nobody keeps count.
+fn ready_for(model: &TextModel, plan: &StepPlan) -> ProgramSet {
+    match plan.is_long {
+        true => ProgramSet::Any,
+        false => model.ready_on_host(plan.rows.iter().any(|row| row.is_last), plan.scores),
+    }
+}
+
 /// What one Program runs.
 struct Job<'r> {
     /// Number of the group.
     group: usize,
     /// Which copies its rows lie in.
-    class: usize,
+    class: Class,
+    /// The decoder, with the values of their adapter.
+    model: TextModel,
     /// Places of the rows in the group.
     positions: Vec<usize>,
     rows: Vec<&'r StepRow<'r>>,
@@ -337,7 +360,7 @@ fn write_pages(store: &mut PageStores, buffers: &[StepBuffers], jobs: &[Job<'_>]
 }
 
 /// As `write_pages`, into the slots of the copies.
-fn write_copies(copies: &mut BTreeMap<usize, RowCopies>, buffers: &[StepBuffers], jobs: &[Job<'_>]) {
+fn write_copies(copies: &mut BTreeMap<Class, RowCopies>, buffers: &[StepBuffers], jobs: &[Job<'_>]) {
     for (Job { class, plan, .. }, buffers) in jobs.iter().zip(buffers) {
         let Some(RowCopies { cache: copies, .. }) = copies.get_mut(class) else { continue };
         for (layer, half, bytes) in buffers.present() {
@@ -369,6 +392,10 @@ impl StepRunner for PagedRunner {
 
     fn is_divisible(&self) -> bool {
         !self.ladders.is_exact
+    }
+
+    fn runs_adapters(&self) -> bool {
+        true
     }
 
     fn run(&mut self, rows: &[StepRow<'_>]) -> Result<Vec<Vec<Scores>>, StepFault> {
@@ -414,13 +441,13 @@ fn groups(
     rows: &[StepRow<'_>],
     rows_max: usize,
     length_max: usize,
-    class_of: impl Fn(&StepRow<'_>) -> usize,
+    class_of: impl Fn(&StepRow<'_>) -> Class,
 ) -> Vec<Vec<usize>> {
     let is_single = |row: &StepRow<'_>| row.tokens.len() == 1 && row.cached > 0;
     let is_verified = |row: &StepRow<'_>| row.scored > 1 && row.tokens.len() <= length_max;
     let of = |is_member: &dyn Fn(&StepRow<'_>) -> bool| -> Vec<Vec<usize>> {
         // Rows that are long are computed in another way than others.
-        let mut members: BTreeMap<(usize, bool), Vec<usize>> = BTreeMap::new();
+        let mut members: BTreeMap<(Class, bool), Vec<usize>> = BTreeMap::new();
         for position in (0..rows.len()).filter(|&position| is_member(&rows[position])) {
             let row = &rows[position];
             members.entry((class_of(row), row.is_long)).or_default().push(position);

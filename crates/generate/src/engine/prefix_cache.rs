@@ -6,11 +6,23 @@ use std::collections::BTreeMap;
 
 use precast_tensor::{Digest, Hasher};
 
+use crate::adapter::Adapter;
+
 use super::page_pool::{PageId, PagePool};
 
-/// Where chains begin: requests share pages only if they begin alike here too.
-pub fn chain_root(salt: &str) -> Digest {
-    Digest::of_bytes(salt.as_bytes())
+/// Where chains begin: requests share pages only if they begin alike here too. Pages of an adapter are its own.
+pub fn chain_root(adapter: Option<&Adapter>, salt: &str) -> Digest {
+    let root = Digest::of_bytes(salt.as_bytes());
+    adapter.map_or(root, |adapter| adapted_root(root, adapter.digest()))
+}
+
+fn adapted_root(root: Digest, adapter: Digest) -> Digest {
+    let mut hasher = Hasher::default();
+    // Longer than a link of no tokens, which the root of long rows is, and no multiple of a token's bytes.
+    hasher.update(b"adapter");
+    hasher.update(&root.0);
+    hasher.update(&adapter.0);
+    hasher.finish()
 }
 
 /// Where the chains of long rows begin, whose pages are of no use to others.
@@ -161,7 +173,7 @@ mod tests {
 
     /// Makes the full pages of a row of tokens entries, as a row that ran them does.
     fn run(cache: &mut PrefixCache, pool: &mut PagePool, tokens: &[u32]) -> Option<Vec<PageId>> {
-        let found = cache.find(chain_root(""), tokens, PAGE);
+        let found = cache.find(chain_root(None, ""), tokens, PAGE);
         let mut pages: Vec<PageId> = found.iter().map(|&(_, page)| page).collect();
         pages.iter().for_each(|&page| pool.hold(page));
         cache.touch(found.iter().map(|&(name, _)| name));
@@ -173,7 +185,7 @@ mod tests {
             }
         }
         pages.extend(pool.take(missing).unwrap());
-        let mut before = chain_root("");
+        let mut before = chain_root(None, "");
         for (tokens, page) in tokens.chunks_exact(PAGE).zip(&mut pages) {
             (before, *page) = cache.insert(before, tokens, *page, pool);
         }
@@ -221,8 +233,8 @@ mod tests {
     fn rows_that_made_the_same_page_at_once_share_one() {
         let (mut cache, mut pool) = (PrefixCache::default(), PagePool::new(4));
         let own = pool.take(2).unwrap();
-        let (first, kept) = cache.insert(chain_root(""), &[1, 1], own[0], &mut pool);
-        assert_eq!(cache.insert(chain_root(""), &[1, 1], own[1], &mut pool), (first, kept));
+        let (first, kept) = cache.insert(chain_root(None, ""), &[1, 1], own[0], &mut pool);
+        assert_eq!(cache.insert(chain_root(None, ""), &[1, 1], own[1], &mut pool), (first, kept));
         assert_eq!((kept, pool.count(own[0]), pool.count(own[1]), pool.free()), (own[0], 3, 0, 3));
     }
 
@@ -235,8 +247,8 @@ mod tests {
         old.iter().chain(&young).for_each(|&page| pool.release(page));
         assert_eq!(cache.evictable(&pool), 3);
         assert!(cache.evict(&mut pool));
-        assert_eq!(cache.find(chain_root(""), &[1, 1, 2, 2], PAGE).len(), 1);
-        assert_eq!(cache.find(chain_root(""), &[1, 1, 3, 3, 4], PAGE).len(), 2);
-        assert_eq!(cache.find(chain_root("other"), &[1, 1], PAGE), []);
+        assert_eq!(cache.find(chain_root(None, ""), &[1, 1, 2, 2], PAGE).len(), 1);
+        assert_eq!(cache.find(chain_root(None, ""), &[1, 1, 3, 3, 4], PAGE).len(), 2);
+        assert_eq!(cache.find(chain_root(None, "other"), &[1, 1], PAGE), []);
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use crate::adapter::Adapter;
 use crate::search::GeneratorParams;
 
 use super::engine_thread::{EngineError, Inbox};
@@ -23,6 +24,8 @@ pub struct Request {
     pub guidance: Option<Guidance>,
     /// When an answer is of no use any more.
     pub deadline: Option<Instant>,
+    /// Whose values the decoder has for this request; its own, unless set.
+    pub adapter: Option<Adapter>,
     /// Only requests of the same salt share pages.
     pub cache_salt: Option<String>,
     /// Requests of a higher class come first; waiting raises it.
@@ -34,7 +37,16 @@ pub struct Request {
 impl Request {
     /// A request of this prompt and nothing special.
     pub fn new(prompt: Vec<u32>, params: GeneratorParams) -> Request {
-        Request { prompt, params, guidance: None, deadline: None, cache_salt: None, priority: 0, keeps_turn: false }
+        Request {
+            prompt,
+            params,
+            guidance: None,
+            deadline: None,
+            adapter: None,
+            cache_salt: None,
+            priority: 0,
+            keeps_turn: false,
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use precast_tensor::Digest;
 
+use crate::adapter::Adapter;
 use crate::row_search::RowSearch;
 
 use super::draft_model::DraftAsk;
@@ -43,6 +44,8 @@ pub struct Row {
     pub(super) is_generated: Vec<bool>,
     /// Tokens of the row before each of its turns began.
     pub(super) turns: Vec<usize>,
+    /// Whose values it is computed with, those of its pages too.
+    pub(super) adapter: Option<Adapter>,
     /// Leading tokens whose keys and values lie in its pages.
     pub(super) cached: usize,
     pub(super) pages: Vec<PageId>,

@@ -1,6 +1,7 @@
 //! What an engine runs its steps on. A runner keeps the keys and values of pages; which pages belong to whom is the
 //! engine's business.
 
+use crate::adapter::Adapter;
 pub use crate::step_buffers::Scores;
 
 use super::draft_model::DraftModel;
@@ -34,6 +35,8 @@ pub struct StepRow<'a> {
     pub scored: usize,
     /// Whether the row is computed as long ones are, those of its pages too.
     pub is_long: bool,
+    /// Whose values the row is computed with, those of its pages too; the decoder's own where none.
+    pub adapter: Option<&'a Adapter>,
 }
 
 /// Why a step did not run.
@@ -57,6 +60,11 @@ pub trait StepRunner: Send {
 
     /// Whether a row may be cut into pieces and run beside others without changing its answer.
     fn is_divisible(&self) -> bool;
+
+    /// Whether it computes rows with the values of adapters; where not, requests with one are refused.
+    fn runs_adapters(&self) -> bool {
+        false
+    }
 
     /// Runs the new tokens of rows and keeps their keys and values in the rows' pages, behind what is cached. Gives for each
     /// row the scores that are wanted. After a fault what was cached is as before.

@@ -31,6 +31,14 @@ pub enum ReadError {
         /// What was found and what was expected.
         problem: String,
     },
+    /// The bytes are not the adapter they should be.
+    #[error("not a valid adapter file: {place}: {problem}")]
+    Adapter {
+        /// The part of the file that is wrong: the file itself, or a parameter by number or name.
+        place: String,
+        /// What was found and what was expected.
+        problem: String,
+    },
     /// The decoder refused what the scan let through, such as a name that is not UTF-8.
     #[error("not a valid ONNX file: {0}")]
     Decode(#[from] prost::DecodeError),
@@ -114,6 +122,7 @@ impl ReadError {
     pub fn kind(&self) -> ReadErrorKind {
         match self {
             ReadError::Wire { .. }
+            | ReadError::Adapter { .. }
             | ReadError::Decode(_)
             | ReadError::Model { .. }
             | ReadError::Tensor { .. }

@@ -16,6 +16,21 @@ use super::limits::{Budget, Limits};
 
 /// The bytes of the model at `path`, if it is a regular file within the limits, and the pages they take.
 pub(super) fn open_model(path: &Path, limits: &Limits) -> Result<(Bytes, FilePages), ReadError> {
+    let (file, metadata) = open_regular(path, limits)?;
+    let fault = |source| ReadError::Io { action: "read".into(), path: path.into(), source };
+    hold_file(&file, &metadata).map_err(fault)
+}
+
+/// The bytes of the file at `path` in memory of our own, whoever writes to the file later.
+pub(super) fn read_whole(path: &Path, limits: &Limits) -> Result<Bytes, ReadError> {
+    let (file, metadata) = open_regular(path, limits)?;
+    let size = usize::try_from(metadata.len()).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge));
+    let fault = |source| ReadError::Io { action: "read".into(), path: path.into(), source };
+    size.and_then(|size| read_range(&file, 0, size)).map_err(fault)
+}
+
+/// The file at `path`, if it is a regular one within the limits.
+fn open_regular(path: &Path, limits: &Limits) -> Result<(File, Metadata), ReadError> {
     let fault = |action: &str, source| ReadError::Io { action: action.into(), path: path.into(), source };
     // Asked before opening, because opening a pipe waits for its other end.
     let is_file = std::fs::metadata(path).map_err(|source| fault("open", source))?.is_file();
@@ -29,7 +44,7 @@ pub(super) fn open_model(path: &Path, limits: &Limits) -> Result<(Bytes, FilePag
         let (budget, limit) = (Budget::ModelBytes, limits.model_bytes);
         return Err(ReadError::OverLimit { place, budget, value: metadata.len(), limit });
     }
-    hold_file(&file, &metadata).map_err(|source| fault("read", source))
+    Ok((file, metadata))
 }
 
 /// All bytes of an open file, and the pages they take.

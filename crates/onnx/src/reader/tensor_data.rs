@@ -34,7 +34,7 @@ pub(super) struct TensorSize {
     /// Elements of `dtype`.
     pub(super) elements: usize,
     /// Bytes in the file; fewer than in memory for sub-byte types.
-    stored_bytes: usize,
+    pub(super) stored_bytes: usize,
 }
 
 impl TensorSize {

@@ -14,7 +14,7 @@ from typing import Any, AsyncIterator, Iterator, Mapping, Union
 from precast import _precast
 from precast._precast import Event
 from precast.exceptions import UsageError
-from precast.generate import Folder, GeneratorParams, Model, Prompt, _encoded, _opened, _pairs
+from precast.generate import Adapters, Folder, GeneratorParams, Model, Prompt, _encoded, _opened, _pairs
 
 __all__ = ["Engine", "Event", "Request"]
 
@@ -69,10 +69,12 @@ class Engine:
         schema: Union[str, Mapping[str, Any], None] = None,
         regex: Union[str, None] = None,
         lark: Union[str, None] = None,
+        adapter: Union[tuple[Adapters, str], None] = None,
         **options: Any,
     ) -> Request:
         """Sends a prompt, a text or ids. Options are those of `set_search_options`. Answers are of a JSON schema, match a
-        regular expression or follow a Lark grammar where one of them is given."""
+        regular expression or follow a Lark grammar where one of them is given. An adapter is one that is loaded, and its name;
+        requests of several adapters share steps."""
         if schema is not None and not isinstance(schema, str):
             schema = json.dumps(schema)
         kinds = (("schema", schema), ("regex", regex), ("lark", lark))
@@ -81,7 +83,8 @@ class Engine:
             raise UsageError("schema, regex and lark exclude one another")
         given = {**(params._options if params is not None else {}), **options}
         grammar = grammars[0] if grammars else None
-        return Request(self._native.submit(_encoded(self.model, prompt), _pairs(given), grammar))
+        named = None if adapter is None else (adapter[0]._native, adapter[1])
+        return Request(self._native.submit(_encoded(self.model, prompt), _pairs(given), grammar, named))
 
     def close(self) -> None:
         """Ends every request and lets go of the engine's memory."""

@@ -1,12 +1,13 @@
 """The classes of onnxruntime-genai for text decoders: `import precast.genai as og` in place of `import onnxruntime_genai as og`.
 
-What is not here belongs to images, audio and adapters, which precast does not run.
+What is not here belongs to images and audio, which precast does not run.
 """
 
 from precast import _precast
-from precast.generate import Config, Generator, GeneratorParams, Model, Tokenizer, TokenizerStream
+from precast.generate import Adapters, Config, Generator, GeneratorParams, Model, Tokenizer, TokenizerStream
 
 __all__ = [
+    "Adapters",
     "Config",
     "Generator",
     "GeneratorParams",

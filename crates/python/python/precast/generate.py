@@ -41,6 +41,7 @@ from precast._precast import Token
 from precast.exceptions import UsageError
 
 __all__ = [
+    "Adapters",
     "Completion",
     "Config",
     "Generator",
@@ -163,6 +164,41 @@ class Model:
     def has_tokenizer(self) -> bool:
         """Whether the folder has a tokenizer."""
         return self._native.has_tokenizer
+
+
+class Adapters:
+    """Adapters of a model: files (`*.onnx_adapter`) with other values for some of its parameters, by names."""
+
+    def __init__(self, model: Model) -> None:
+        self._native = _precast.TextAdapters(model._native)
+
+    def load(self, file: Folder, name: str) -> None:
+        """Loads a file under a name. Parameters that the model has not, or of another type or shape, are refused."""
+        self._native.load(os.fspath(file), name)
+
+    def unload(self, name: str, *, wait: bool = False) -> None:
+        """Forgets an adapter. Where a generator or a request has it, that is refused; with `wait`, it is waited for."""
+        self._native.unload(name, wait)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of those that are loaded."""
+        return self._native.names()
+
+
+#: An adapter: a file, or one that is loaded and its name.
+Adapter = Union[str, "os.PathLike[str]", tuple[Adapters, str]]
+
+
+def _named(model: Model, adapter: Adapter | None) -> tuple[_precast.TextAdapters, str] | None:
+    """An adapter by what it is loaded into and its name; a file is loaded here."""
+    if adapter is None:
+        return None
+    if isinstance(adapter, tuple):
+        return adapter[0]._native, adapter[1]
+    loaded = Adapters(model)
+    loaded.load(adapter, os.fspath(adapter))
+    return loaded._native, os.fspath(adapter)
 
 
 class Tokenizer:
@@ -291,7 +327,7 @@ class Step:
 
 class Generator:
     """Generation of one batch of independent rows. A model is one that is open, or a folder; options are those of
-    `set_search_options`, and those of `params` count less."""
+    `set_search_options`, and those of `params` count less. An adapter is a file, or `Adapters` and a name."""
 
     def __init__(
         self,
@@ -301,6 +337,7 @@ class Generator:
         device: str | None = None,
         cache: Folder | None = None,
         threads: int | None = None,
+        adapter: Adapter | None = None,
         **options: Any,
     ) -> None:
         if isinstance(model, Model):
@@ -310,12 +347,24 @@ class Generator:
         else:
             self.model = Model(model, device=device, cache=cache, threads=threads)
         self._options = {**(params._options if params is not None else {}), **options}
+        self._adapter = _named(self.model, adapter)
         self.reset()
 
     def reset(self) -> None:
         """Forgets all rows."""
         self._native = _precast.TextGenerator(self.model._native, _pairs(self._options))
+        self._native.set_adapter(self._adapter)
         self._next: list[Token] = []
+
+    def set_adapter(self, adapter: Adapter | None) -> None:
+        """Computes with the values of an adapter from now on, or with the model's own. Cached tokens are run again."""
+        named = _named(self.model, adapter)
+        self._native.set_adapter(named)
+        self._adapter = named
+
+    def set_active_adapter(self, adapters: Adapters, adapter_name: str) -> None:
+        """Computes with the values of a loaded adapter from now on."""
+        self.set_adapter((adapters, adapter_name))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -324,15 +373,16 @@ class Generator:
 
     def generate(self, prompts: Union[Prompt, Sequence[Prompt]], **options: Any) -> "list[Completion]":
         """Whole answers to one prompt or several, each a text or ids. The rows of this generator stay as they are."""
-        return complete(self.model, prompts, **{**self._options, **options})
+        return _complete(self.model, prompts, self._adapter, {**self._options, **options})
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[str]:
         """The pieces of one answer as they come. The rows of this generator stay as they are."""
-        return stream(self.model, prompt, **{**self._options, **options})
+        return _stream(self.model, prompt, self._adapter, {**self._options, **options})
 
     def chat(self, messages: Sequence[Message], **options: Any) -> Iterator[str]:
         """The pieces of the answer to a conversation as they come. The rows of this generator stay as they are."""
-        return chat(self.model, messages, **{**self._options, **options})
+        prompt = Tokenizer(self.model).apply_chat_template(messages)
+        return _stream(self.model, prompt, self._adapter, {**self._options, **options})
 
     def append(self, rows: Sequence[Tokens]) -> None:
         """Adds tokens to each row and runs them; the first call says how many rows there are."""
@@ -438,23 +488,44 @@ def _encoded(model: Model, prompt: Prompt) -> list[int]:
     return model._native.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
 
 
+_NamedAdapter = Union[tuple[_precast.TextAdapters, str], None]
+
+
+def _complete(
+    model: Model, prompts: Union[Prompt, Sequence[Prompt]], adapter: _NamedAdapter, options: Mapping[str, Any]
+) -> list[Completion]:
+    several: Sequence[Any] = [prompts] if isinstance(prompts, str) or _is_row(prompts) else prompts
+    encoded = [_encoded(model, prompt) for prompt in several]
+    answers = _precast.complete(model._native, encoded, _pairs(options), adapter)
+    return [Completion(*answer) for answer in answers]
+
+
 def complete(
-    model: Union[Model, Folder], prompts: Union[Prompt, Sequence[Prompt]], **options: Any
+    model: Union[Model, Folder],
+    prompts: Union[Prompt, Sequence[Prompt]],
+    *,
+    adapter: Adapter | None = None,
+    **options: Any,
 ) -> list[Completion]:
     """Whole answers to one prompt or several, each a text or ids. Options are those of `set_search_options`; `seed`,
     `seeds` and `n` are short for `random_seed`, `row_seeds` (a seed for each prompt: -1 is one from the system, None that of all)
     and `num_return_sequences`."""
     opened = _opened(model)
-    several: Sequence[Any] = [prompts] if isinstance(prompts, str) or _is_row(prompts) else prompts
-    answers = _precast.complete(opened._native, [_encoded(opened, prompt) for prompt in several], _pairs(options))
-    return [Completion(*answer) for answer in answers]
+    return _complete(opened, prompts, _named(opened, adapter), options)
 
 
-def stream(model: Union[Model, Folder], prompt: Prompt, **options: Any) -> Iterator[str]:
+def stream(
+    model: Union[Model, Folder], prompt: Prompt, *, adapter: Adapter | None = None, **options: Any
+) -> Iterator[str]:
     """The pieces of one answer as they come. Needs a tokenizer in the folder."""
     opened = _opened(model)
-    generator = _precast.TextGenerator(opened._native, _pairs(options))
-    generator.append([_encoded(opened, prompt)])
+    yield from _stream(opened, prompt, _named(opened, adapter), options)
+
+
+def _stream(model: Model, prompt: Prompt, adapter: _NamedAdapter, options: Mapping[str, Any]) -> Iterator[str]:
+    generator = _precast.TextGenerator(model._native, _pairs(options))
+    generator.set_adapter(adapter)
+    generator.append([_encoded(model, prompt)])
     while not generator.is_done():
         for token in generator.next():
             if token.text:
