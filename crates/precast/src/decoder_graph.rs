@@ -252,7 +252,7 @@ fn with_caches_appended(graph: &Graph, roles: &Roles) -> Result<Graph, Error> {
     }
     let values: Vec<ValueId> = graph.outputs().iter().map(|output| copy.get(output.value)).collect();
     let mut appended = copy.new;
-    let append = Op::AppendToCache(AppendToCache {});
+    let append = Op::AppendToCache(AppendToCache { paged: false });
     let mut caches = appended.add_node(append, &operands, &Provenance::default())?.into_iter();
     for (output, value) in graph.outputs().iter().zip(values) {
         let cache = past_of.contains_key(&output.name).then(|| caches.next()).flatten();
