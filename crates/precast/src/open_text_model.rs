@@ -202,7 +202,9 @@ fn cache_options(options: &TextOptions) -> CacheOptions {
 impl TextFolder {
     /// How an engine on this folder shares its device: what the folder says.
     pub fn engine_options(&self) -> EngineOptions {
-        EngineOptions::from_config(self.model.config(), available_bytes())
+        let on_device = self.model.page_device().and_then(|device| device.free_bytes());
+        let free_bytes = on_device.and_then(|bytes| usize::try_from(bytes).ok()).or_else(available_bytes);
+        EngineOptions::from_config(self.model.config(), free_bytes)
     }
 
     /// An engine on this folder, with text where the folder has a tokenizer.
@@ -314,12 +316,26 @@ fn open_decoder(
     let DecoderSession { session: headless, inputs, outputs } = open_part(decoder.headless)?;
     let headless = Headless { session: headless, inputs, outputs };
     let resident = open_resident(decoder.resident)?;
+    let long_pages = decoders.long.as_ref().and_then(|(_, long)| long.paged.as_ref());
+    let host_pages = [decoder.paged.as_ref(), long_pages].into_iter().flatten().find_map(|paged| paged.as_ref().err());
+    let host_pages = host_pages.cloned();
+    if let Some(reason) = &host_pages {
+        notices.push(format!("an engine has its keys and values on the host, since {reason}"));
+    }
+    let open_paged = |parts: Option<Result<[DecoderPart; 2], String>>| match host_pages {
+        Some(_) => Ok(None),
+        None => open_resident(parts.and_then(Result::ok)),
+    };
+    let paged = open_paged(decoder.paged)?;
     let long = match decoders.long {
         None => None,
-        Some((limit, DecoderGraph { graph, inputs, outputs, headless, resident, .. })) => {
-            let scored = open_part(DecoderPart { graph, inputs, outputs })?;
-            Some(LongDecoder { limit, scored, headless: open_part(headless)?, resident: open_resident(resident)? })
-        }
+        Some((limit, DecoderGraph { graph, inputs, outputs, headless, resident, paged, .. })) => Some(LongDecoder {
+            limit,
+            scored: open_part(DecoderPart { graph, inputs, outputs })?,
+            headless: open_part(headless)?,
+            resident: open_resident(resident)?,
+            paged: open_paged(paged)?,
+        }),
     };
     let session = open(decoder.graph)?;
     Ok(TextModel::new(TextModelParts {
@@ -329,6 +345,8 @@ fn open_decoder(
         outputs: decoder.outputs,
         headless,
         resident,
+        paged,
+        host_pages,
         long,
         roles: decoder.roles,
         layers: decoder.layers,
@@ -351,6 +369,7 @@ fn is_one_length_for_all_rows(role: InputRole) -> bool {
         | InputRole::Lengths
         | InputRole::NewTokens
         | InputRole::LogitsIndex
+        | InputRole::Pages
         | InputRole::Past(..) => false,
     }
 }

@@ -11,11 +11,12 @@ use crate::step_buffers::StepBuffers;
 use crate::text_model::{StepError, StepOutputs, TextModel};
 
 use super::draft_model::DraftModel;
+use super::metrics::KvPlace;
 use super::page_store::PageStore;
 use super::preparer::Preparer;
 use super::row::RowId;
 use super::row_copies::{Held, RowCopies};
-use super::runner::{Scores, StepFault, StepRow, StepRunner};
+use super::runner::{Found, StepFault, StepRow, StepRunner};
 
 /// Steps of an engine on a decoder.
 pub struct PagedRunner {
@@ -32,31 +33,37 @@ pub struct PagedRunner {
     draft: Option<DraftModel>,
     preparer: Option<Preparer>,
     runs: u64,
+    /// Where it keeps keys and values: on the host, for whatever reason.
+    place: KvPlace,
 }
 
 /// Runs after which copies that nobody used are let go.
 const IDLE_RUNS_MAX: u64 = 64;
 
 impl PagedRunner {
-    /// A runner for steps of at most so many rows.
-    pub fn new(model: &TextModel, page_tokens: usize, rows_max: usize) -> PagedRunner {
+    /// A runner for steps of at most so many rows. `for_device` says why keys and values are on the host though it is a device
+    /// that computes, where that is so.
+    pub fn new(model: &TextModel, page_tokens: usize, rows_max: usize, for_device: Option<String>) -> PagedRunner {
         let ladders = model.ladders().clone();
         let rows_max = rows_max.min(ladders.rows.largest());
         let slots_max = ladders.rows.at_least(rows_max).unwrap_or(rows_max) + 1;
         let store = PageStore::new(model.layers(), page_tokens);
         let draft = model.draft().map(|draft| DraftModel::new(draft, rows_max));
         let (model, copies, buffers) = (model.clone(), BTreeMap::new(), Vec::new());
-        PagedRunner { model, ladders, rows_max, slots_max, store, copies, buffers, draft, preparer: None, runs: 0 }
+        let (preparer, place) = (None, for_device.map_or(KvPlace::Host, KvPlace::HostForDevice));
+        PagedRunner { model, ladders, rows_max, slots_max, store, copies, buffers, draft, preparer, runs: 0, place }
     }
 
     /// Has Programs compiled ahead of need, on a thread of its own.
     pub fn prepare_ahead(&mut self) {
-        self.preparer = Preparer::begin(&self.model, self.rows_max);
+        let model = self.model.clone();
+        let prepare = move |shape, wants_scores| model.prepare_on_host(shape, wants_scores);
+        self.preparer = Preparer::begin(&self.ladders, self.rows_max, prepare);
     }
 
     /// Runs groups of rows, each in one Program, and keeps what they give when all have run: all rows of a group have one new
     /// token, or few and scores behind each, or there is one. What each gives is in the order of its rows.
-    fn run_groups(&mut self, groups: &[Vec<&StepRow<'_>>]) -> Result<Vec<Vec<Vec<Scores>>>, StepFault> {
+    fn run_groups(&mut self, groups: &[Vec<&StepRow<'_>>]) -> Result<Vec<Vec<Vec<Found>>>, StepFault> {
         self.runs += 1;
         let mut jobs: Vec<Job<'_>> = Vec::with_capacity(groups.len());
         for (number, rows) in groups.iter().enumerate() {
@@ -77,13 +84,14 @@ impl PagedRunner {
         if let Some(preparer) = &mut self.preparer {
             jobs.iter().for_each(|job| preparer.look_ahead(&job.plan, &self.ladders));
         }
-        let mut scores: Vec<Vec<Vec<Scores>>> = groups.iter().map(|rows| vec![Vec::new(); rows.len()]).collect();
+        let mut found: Vec<Vec<Vec<Found>>> = groups.iter().map(|rows| vec![Vec::new(); rows.len()]).collect();
         for (job, outputs) in jobs.iter().zip(outputs) {
-            for (&position, found) in job.positions.iter().zip(scores_of(&job.rows, &job.plan, outputs)) {
-                scores[job.group][position] = found;
+            let scores = outputs.logits.into_iter().map(Found::Scores);
+            for (&position, own) in job.positions.iter().zip(wanted_of(&job.rows, &job.plan, scores)) {
+                found[job.group][position] = own;
             }
         }
-        Ok(scores)
+        Ok(found)
     }
 
     /// Rows of the Programs that a group runs on: many rows with one new token are divided, so that every thread has some.
@@ -122,22 +130,8 @@ impl PagedRunner {
             let (positions, others) = left.split_at(part);
             left = others;
             let in_order: Vec<&StepRow<'_>> = positions.iter().map(|&position| rows[position]).collect();
-            let longest = in_order.iter().map(|row| row.tokens.len()).max().unwrap_or(1);
-            let length = self.ladders.length.at_least(longest).unwrap_or(longest);
-            let size = self.ladders.rows.at_least(part).unwrap_or(part);
-            let planned = in_order.iter().zip(positions).map(|(row, &position)| PlannedRow {
-                slot: slots[position],
-                cached: row.cached,
-                valid: row.tokens.len(),
-                is_last: row.scored > 0,
-            });
-            let plan = StepPlan {
-                phase: if longest == 1 { Phase::Decode } else { Phase::Prefill },
-                shape: StepShape { rows: size, length, capacity: cache.capacity() },
-                rows: planned.collect(),
-                scores: if in_order.iter().any(|row| row.scored > 1) { PlanScores::All } else { PlanScores::Last },
-                is_long: in_order.iter().any(|row| row.is_long),
-            };
+            let slots: Vec<usize> = positions.iter().map(|&position| slots[position]).collect();
+            let plan = plan_of(&in_order, &slots, &self.ladders, cache.capacity());
             jobs.push(Job { group, class, positions: positions.to_vec(), rows: in_order, plan });
         }
         jobs
@@ -304,6 +298,26 @@ fn rows_of<'b>(bytes: &'b [u8], plan: &StepPlan) -> impl Iterator<Item = &'b [u8
     bytes.chunks((bytes.len() / plan.shape.rows.max(1)).max(1))
 }
 
+/// The step of rows that lie in these slots of a cache of this capacity.
+pub(super) fn plan_of(rows: &[&StepRow<'_>], slots: &[usize], ladders: &Ladders, capacity: usize) -> StepPlan {
+    let longest = rows.iter().map(|row| row.tokens.len()).max().unwrap_or(1);
+    let length = ladders.length.at_least(longest).unwrap_or(longest);
+    let size = ladders.rows.at_least(rows.len()).unwrap_or(rows.len());
+    let planned = rows.iter().zip(slots).map(|(row, &slot)| PlannedRow {
+        slot,
+        cached: row.cached,
+        valid: row.tokens.len(),
+        is_last: row.scored > 0,
+    });
+    StepPlan {
+        phase: if longest == 1 { Phase::Decode } else { Phase::Prefill },
+        shape: StepShape { rows: size, length, capacity },
+        rows: planned.collect(),
+        scores: if rows.iter().any(|row| row.scored > 1) { PlanScores::All } else { PlanScores::Last },
+        is_long: rows.iter().any(|row| row.is_long),
+    }
+}
+
 impl StepRunner for PagedRunner {
     fn vocabulary(&self) -> usize {
         self.model.vocabulary()
@@ -314,12 +328,16 @@ impl StepRunner for PagedRunner {
         self.store.bytes() + copies + self.draft.as_ref().map_or(0, DraftModel::kv_bytes)
     }
 
+    fn kv_place(&self) -> KvPlace {
+        self.place.clone()
+    }
+
     fn is_divisible(&self) -> bool {
         !self.ladders.is_exact
     }
 
-    fn run(&mut self, rows: &[StepRow<'_>]) -> Result<Vec<Vec<Scores>>, StepFault> {
-        let mut scores: Vec<Vec<Scores>> = vec![Vec::new(); rows.len()];
+    fn run(&mut self, rows: &[StepRow<'_>]) -> Result<Vec<Vec<Found>>, StepFault> {
+        let mut scores: Vec<Vec<Found>> = vec![Vec::new(); rows.len()];
         self.fit_copies(rows)?;
         for row in rows {
             self.store.reserve(row.pages, row.cached, row.tokens.len()).map_err(no_memory)?;
@@ -347,7 +365,11 @@ impl StepRunner for PagedRunner {
         // A Session whose device has failed runs nothing any more, so there is a new one or none.
         let model = self.model.reopen().map_err(StepFault::DeviceLost)?;
         let prepares = self.preparer.is_some();
-        *self = PagedRunner::new(&model, self.store.page_tokens(), self.rows_max);
+        let for_device = match &self.place {
+            KvPlace::HostForDevice(reason) => Some(reason.clone()),
+            KvPlace::Host | KvPlace::Device => None,
+        };
+        *self = PagedRunner::new(&model, self.store.page_tokens(), self.rows_max, for_device);
         if prepares {
             self.prepare_ahead();
         }
@@ -357,7 +379,7 @@ impl StepRunner for PagedRunner {
 
 /// Which rows run in one Program: of each class those with one new token, and those whose scores are wanted behind several;
 /// each prompt alone.
-fn groups(
+pub(super) fn groups(
     rows: &[StepRow<'_>],
     rows_max: usize,
     length_max: usize,
@@ -389,12 +411,15 @@ fn no_memory(error: NoMemory) -> StepFault {
     StepFault::Retryable(error.to_string())
 }
 
-/// The scores that each row wants: those behind its last tokens.
-fn scores_of(rows: &[&StepRow<'_>], plan: &StepPlan, outputs: StepOutputs) -> Vec<Vec<Scores>> {
-    let mut logits = outputs.logits.into_iter();
-    let mut scores = Vec::with_capacity(rows.len());
+/// What each row wants of what a step has found, row by row: that behind its last tokens.
+pub(super) fn wanted_of(
+    rows: &[&StepRow<'_>],
+    plan: &StepPlan,
+    mut all: impl Iterator<Item = Found>,
+) -> Vec<Vec<Found>> {
+    let mut wanted = Vec::with_capacity(rows.len());
     for row in rows {
-        let mut found: Vec<Scores> = logits.by_ref().take(plan.scored()).collect();
+        let mut found: Vec<Found> = all.by_ref().take(plan.scored()).collect();
         match plan.scores {
             PlanScores::Last => found.truncate(row.scored),
             PlanScores::All => {
@@ -402,13 +427,13 @@ fn scores_of(rows: &[&StepRow<'_>], plan: &StepPlan, outputs: StepOutputs) -> Ve
                 found.drain(..row.tokens.len() - row.scored);
             }
         }
-        scores.push(found);
+        wanted.push(found);
     }
-    scores
+    wanted
 }
 
 /// What a failed step means for the engine.
-fn fault(error: StepError) -> StepFault {
+pub(super) fn fault(error: StepError) -> StepFault {
     match &error {
         StepError::Session(session) => match session.lost_device() {
             Some(reason) => StepFault::DeviceLost(reason.to_string()),
