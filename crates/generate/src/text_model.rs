@@ -447,6 +447,11 @@ pub(crate) fn read_floats(bytes: &[u8], dtype: DType) -> Result<Vec<f32>, Tensor
             Ok(floats) => floats.to_vec(),
             Err(_) => bytes.as_chunks().0.iter().map(|&element| f32::from_le_bytes(element)).collect(),
         }),
+        // The upper half of an f32; an engine's step has millions of them.
+        DType::BF16 => {
+            let elements = bytes.as_chunks().0.iter();
+            Ok(elements.map(|&element| f32::from_bits(u32::from(u16::from_le_bytes(element)) << 16)).collect())
+        }
         _ => {
             let tensor = Tensor::new(dtype, vec![bytes.len() / dtype.size_bytes()], bytes.to_vec().into())?;
             Ok(tensor.to_f64_vec().into_iter().map(|score| score as f32).collect())
