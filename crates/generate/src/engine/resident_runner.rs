@@ -2,7 +2,7 @@
 //! are cached and which pages they have, and takes back scores, or only which token has the largest. Nothing is copied when a
 //! row is let in, goes on, forks or is rewound: what differs is a table of numbers.
 
-use crate::ladder::{Ladder, Ladders};
+use crate::ladder::Ladders;
 use crate::plan::StepPlan;
 use crate::step_buffers::Scores;
 use crate::text_model::{StepError, TextModel};
@@ -16,9 +16,6 @@ use super::paged_runner::{fault, groups, plan_of, wanted_of};
 use super::preparer::Preparer;
 use super::row::RowId;
 use super::runner::{Found, StepFault, StepRow, StepRunner};
-
-/// Pages that a row has room for in the smallest Program.
-const ROW_PAGES_MIN: usize = 8;
 
 /// Steps of an engine on a decoder that keeps pages.
 pub struct ResidentRunner {
@@ -45,8 +42,7 @@ impl ResidentRunner {
             format!("the device does not give the {bytes} bytes of all pages: {error}")
         };
         let pages = DevicePages::new(device, model.layers(), sizes).map_err(refused)?;
-        let longest = model.config().model.context_length;
-        let ladders = Ladders { capacity: table_ladder(sizes.page_tokens, longest), ..model.ladders().clone() };
+        let ladders = model.ladders().on_pages(sizes.page_tokens);
         let rows_max = rows_max.min(ladders.rows.largest());
         let draft = model.draft().map(|draft| DraftModel::new(draft, rows_max));
         Ok(ResidentRunner { model: model.clone(), ladders, rows_max, pages, draft, preparer: None })
@@ -108,14 +104,6 @@ impl ResidentRunner {
     }
 }
 
-/// Tokens that tables have room for: those of 8, 16, 32, … pages, until a row of so many tokens fits.
-fn table_ladder(page_tokens: usize, longest: usize) -> Ladder {
-    let sizes = std::iter::successors(Some(ROW_PAGES_MIN * page_tokens), |size| size.checked_mul(2));
-    let shorter: Vec<usize> = sizes.take_while(|&size| size < longest).collect();
-    let largest = shorter.last().map_or(ROW_PAGES_MIN * page_tokens, |size| 2 * size);
-    Ladder::of(shorter, largest)
-}
-
 impl StepRunner for ResidentRunner {
     fn vocabulary(&self) -> usize {
         self.model.vocabulary()
@@ -161,17 +149,5 @@ impl StepRunner for ResidentRunner {
             self.prepare_ahead();
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tables_are_of_powers_of_two_pages_from_eight_on() {
-        assert_eq!(table_ladder(16, 2000).sizes(), [128, 256, 512, 1024, 2048]);
-        assert_eq!(table_ladder(16, 2048).sizes(), [128, 256, 512, 1024, 2048]);
-        assert_eq!((table_ladder(256, 512).sizes(), table_ladder(1, 9).sizes()), (&[2048][..], &[8, 16][..]));
     }
 }
