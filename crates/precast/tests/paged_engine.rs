@@ -10,11 +10,12 @@ mod gpu_folders;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use gpu_folders::{both, cuda, data, folder_with, open_on};
+use gpu_folders::{both, cuda, data, folder_with, names, open_on};
+use precast::device_name::{DeviceKind, DeviceName};
 use precast::generate::config::SpeculativeConfig;
 use precast::generate::engine::{Event, Request};
 use precast::generate::{Engine, GeneratorParams, TextModel};
-use precast::{EngineOptions, KvPlace, LaunchPath, RequestHandle};
+use precast::{EngineOptions, GivenDevice, KvPlace, LaunchPath, RequestHandle, TextOptions, open_text_model_on};
 
 /// Programs of four rows and of chunks of four tokens, whatever runs in them, so that there is always filler.
 const FEW_SIZES: &str = r#"{"length_buckets":[4],"row_buckets":[4],"kv_capacity_buckets":[64]}"#;
@@ -182,6 +183,37 @@ fn long_rows_windows_and_drafts_are_right_on_pages_of_the_device() {
         assert_eq!(told[1].1.kv_place, KvPlace::Device, "{name}");
         assert_eq!(told[1].1.speculation.accepted > 0, drafts.is_some(), "{name}");
     }
+}
+
+#[test]
+fn families_of_decoders_say_on_pages_what_they_say_on_the_cpu() {
+    for name in ["chatglm-fp32", "gemma3-fp32", "llama-int4-acc1", "phi-fp32", "qwen3-fp32", "smollm3_local-fp32"] {
+        let folder = folder_with(&data(name), FEW_SIZES);
+        let told = both(folder.path(), 4).map(|folder| {
+            let model = &folder.model;
+            let engine = Engine::new(model, None, options(model)).unwrap();
+            // Of a window, rows shorter and longer than it.
+            let request = |length: u32| Request::new((0..length).map(|at| 3 + at * 7 % 90).collect(), params(model, 5));
+            (answers(&engine, &[3, 20, 45].map(request)), engine.metrics().unwrap().kv_place)
+        });
+        assert_eq!(told[0].0, told[1].0, "{name}");
+        assert_eq!(told[1].1, KvPlace::Device, "{name}");
+    }
+}
+
+#[test]
+fn all_decoders_of_the_tests_but_one_have_pages_on_the_device() {
+    let mut rig = cuda();
+    let (target, device) = (Arc::new(rig.target), Arc::new(rig.devices.remove(0)));
+    let on_host = names().into_iter().filter(|name| {
+        let device = GivenDevice {
+            name: DeviceName { kind: DeviceKind::Cuda, number: 0 },
+            target: target.clone(),
+            device: device.clone(),
+        };
+        open_text_model_on(&data(name), &TextOptions::default(), device).unwrap().model.host_pages().is_some()
+    });
+    assert_eq!(on_host.collect::<Vec<String>>(), ["gpt2_like-fp32"]);
 }
 
 #[test]

@@ -69,6 +69,11 @@ struct Keys {
         else if (!IS_PAGED && cached > SLOTS) token = at + (cached - 1 - at) / SLOTS * SLOTS;
         return token + WINDOW > query;
     }
+    // How many of the first tokens no query of the block sees: in pages they lie in order, and a window has few of them.
+    DEVICE_MEMBER int unseen() const {
+        if (!IS_PAGED || WINDOW == 0 || cached > SLOTS) return 0;
+        return query >= WINDOW ? query - WINDOW + 1 : 0;
+    }
     // Where a cached token begins, among the keys as among the values; below 0 if it is in no page that there is.
     DEVICE_MEMBER i64 place(int at) const {
         if (!IS_PAGED) return (i64)at * D;
@@ -228,7 +233,8 @@ DEVICE void attend(const T *joint, const T *cached_keys, const T *cached_values,
                 seen.values[g][chunk][i] = 0;
             }
     }
-    int total = keys.slots + step + 1, share = (total + PARTS - 1) / PARTS, begin = part * share;
+    int total = keys.slots + step + 1, skipped = keys.unseen();
+    int share = (total - skipped + PARTS - 1) / PARTS, begin = skipped + part * share;
     int end = begin + share < total ? begin + share : total;
     for (int first = begin; first < end; first += GROUPS * AHEAD) {
         Loaded loaded;

@@ -29,6 +29,15 @@ pub fn folder_with(data: &Path, tuning: &str) -> tempfile::TempDir {
     folder
 }
 
+/// Names of the folders of all decoders of the tests, in order.
+pub fn names() -> Vec<String> {
+    let entries = std::fs::read_dir(data("")).unwrap().map(|entry| entry.unwrap());
+    let folders = entries.filter(|entry| entry.path().join("genai_config.json").exists());
+    let mut names: Vec<String> = folders.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
 /// Opens a folder on a device, for steps of so many rows.
 pub fn open(target: GpuTarget, device: GpuDevice, kind: DeviceKind, folder: &Path, rows_max: usize) -> TextFolder {
     let name = DeviceName { kind, number: 0 };
