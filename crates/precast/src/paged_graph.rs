@@ -1,5 +1,7 @@
 //! The Graph of a decoder whose caches are pages that rows share, as an engine has them on a device.
 
+use std::collections::BTreeSet;
+
 use precast_generate::text_model::{CAPACITY, PAGE_TOKENS, PAGES, ROW_PAGES, ROWS};
 use precast_ir::graph::GraphCopy;
 use precast_ir::op::CachedAttention;
@@ -59,7 +61,7 @@ fn reads_in_one_piece(graph: &Graph, caches: &[ValueId]) -> Option<String> {
         if reads.any(|(at, input)| caches.contains(input) && !is_paged(at)) {
             return Some(format!("'{}' reads a cache in one piece", node.provenance));
         }
-        let mut symbols = std::collections::BTreeSet::new();
+        let mut symbols = BTreeSet::new();
         node.op.collect_symbols(&mut symbols);
         if symbols.iter().any(is_capacity) {
             return Some(format!("'{}' computes with the size of a cache", node.provenance));

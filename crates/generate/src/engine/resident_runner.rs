@@ -4,6 +4,7 @@
 
 use crate::ladder::Ladders;
 use crate::plan::StepPlan;
+use crate::resident::ResidentOutputs;
 use crate::step_buffers::Scores;
 use crate::text_model::{StepError, TextModel};
 
@@ -94,7 +95,7 @@ impl ResidentRunner {
         rows: &[&StepRow<'_>],
         plan: &StepPlan,
         reads_scores: bool,
-    ) -> Result<crate::resident::ResidentOutputs, StepFault> {
+    ) -> Result<ResidentOutputs, StepFault> {
         let ResidentRunner { model, pages, .. } = self;
         let missing = || StepFault::Retryable("the decoder's device keeps no pages of such rows".to_string());
         let decoder = model.paged_for(plan.is_long).ok_or_else(missing)?;
