@@ -4,7 +4,7 @@
 use crate::adapter::Adapter;
 use crate::ladder::Ladders;
 use crate::plan::{Limits, ProgramSet, RowState, StepPlan, plan};
-use crate::row_cache::RowCache;
+use crate::row_cache::{RowCache, StepScores};
 use crate::step_buffers::{Scores, StepBuffers};
 use crate::text_model::{StepError, TextModel};
 
@@ -312,36 +312,10 @@ impl DecoderState {
     fn run_decoder(&mut self, plan: &StepPlan) -> Result<StepScores, StepError> {
         let tokens: Vec<&[u32]> =
             plan.rows.iter().map(|row| &self.rows[row.slot].tokens[row.cached..row.cached + row.valid]).collect();
-        let (report, scores) = match (&mut self.cache, self.model.resident_for(plan.is_long)) {
-            (RowCache::Resident(cache), Some(decoder)) => {
-                let outputs = self.model.run_resident(decoder, plan, &tokens, cache, self.reads_scores)?;
-                let logits = outputs.logits.map(|logits| logits.into_iter().map(Scores::from).collect());
-                (outputs.report, StepScores { logits, best: outputs.best })
-            }
-            (RowCache::Resident(_), None) => unreachable!("only a resident decoder's cache is on its device"),
-            (RowCache::Host(cache), _) => {
-                let outputs = self.model.run(plan, &tokens, cache, &mut self.buffers)?;
-                for (layer, half, bytes) in self.buffers.present() {
-                    let row_bytes = cache.step_bytes(layer, half, plan.shape.length);
-                    for row in &plan.rows {
-                        let new = &bytes[plan.position(row) * row_bytes..][..row_bytes];
-                        cache.write(layer, half, row.slot, row.cached, new, row.valid);
-                    }
-                }
-                (outputs.report, StepScores { logits: Some(outputs.logits), best: Vec::new() })
-            }
-        };
+        let (report, scores) = self.cache.run(&self.model, plan, &tokens, &mut self.buffers, self.reads_scores)?;
         if let Some(observer) = &mut self.observer {
             observer(plan, &report);
         }
         Ok(scores)
     }
-}
-
-/// Scores behind the rows of a step.
-struct StepScores {
-    /// All of them, where they were read.
-    logits: Option<Vec<Scores>>,
-    /// The largest, where the device says which.
-    best: Vec<(u32, f32)>,
 }

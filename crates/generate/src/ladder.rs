@@ -10,6 +10,8 @@ const PROGRAMS_MIN: usize = 64;
 const PROGRAMS_MAX: usize = 1024;
 /// Lengths of proposals that rows of a size may be verified with.
 const LENGTHS_VERIFIED: usize = 4;
+/// Pages that a row has room for in the smallest Program on pages.
+const ROW_PAGES_MIN: usize = 8;
 /// New tokens that a cache has room for at first, where the caller allows more.
 const ROOM_AT_FIRST: usize = 256;
 
@@ -42,6 +44,14 @@ impl Ladder {
     pub fn doubling(largest: usize) -> Ladder {
         let doubled = std::iter::successors(Some(CAPACITY_MIN), |size| size.checked_mul(2));
         Ladder::of(doubled.take_while(|&size| size < largest), largest)
+    }
+
+    /// Tokens of 8, 16, 32, … pages, until `longest` fits.
+    pub fn of_pages(page_tokens: usize, longest: usize) -> Ladder {
+        let doubled = std::iter::successors(Some(ROW_PAGES_MIN * page_tokens), |size| size.checked_mul(2));
+        let shorter: Vec<usize> = doubled.take_while(|&size| size < longest).collect();
+        let largest = shorter.last().map_or(ROW_PAGES_MIN * page_tokens, |size| 2 * size);
+        Ladder::of(shorter, largest)
     }
 
     /// The smallest size that holds `count`.
@@ -124,6 +134,11 @@ impl Ladders {
         Ladders { rows, length, ..self }
     }
 
+    /// The same ladders where rows lie in pages of so many tokens: capacities are those of tables of pages.
+    pub fn on_pages(&self, page_tokens: usize) -> Ladders {
+        Ladders { capacity: Ladder::of_pages(page_tokens, self.capacity.largest()), ..self.clone() }
+    }
+
     /// The length of the Program that runs the next part of a prompt: the long chunk where no more than an eighth of it would
     /// be filler, else the smallest size that holds what is left, at most the largest one.
     pub fn length_for(&self, pending: usize) -> usize {
@@ -189,6 +204,9 @@ mod tests {
         assert_eq!(Ladder::doubling(2000).sizes(), [256, 512, 1024, 2000]);
         assert_eq!(Ladder::doubling(100).sizes(), [100]);
         assert_eq!(Ladder::exact(3).sizes(), [1, 2, 3]);
+        assert_eq!(Ladder::of_pages(16, 2000).sizes(), [128, 256, 512, 1024, 2048]);
+        assert_eq!(Ladder::of_pages(16, 2048).sizes(), [128, 256, 512, 1024, 2048]);
+        assert_eq!((Ladder::of_pages(256, 512).sizes(), Ladder::of_pages(1, 9).sizes()), (&[2048][..], &[8, 16][..]));
     }
 
     #[test]

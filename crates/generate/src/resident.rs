@@ -12,10 +12,10 @@ use precast_tensor::DType;
 
 use crate::kv_cache::{Half, LayerLayout, is_intact};
 use crate::plan::{Phase, PlannedRow, Scores, StepPlan, StepShape};
-use crate::text_model::{Input, InputRole, OutputRole, StepError, TextModel, read_floats};
+use crate::text_model::{Input, InputRole, OutputRole, StepError, TextModel, read_floats, score_places};
 
 /// Layers begin at multiples of this.
-const ALIGNMENT: usize = 256;
+pub(crate) const ALIGNMENT: usize = 256;
 
 /// The Sessions of a decoder whose caches stay on its device.
 pub struct ResidentDecoder {
@@ -47,15 +47,28 @@ pub struct ResidentCache {
     /// Where each layer's keys and values begin, and the end of all.
     starts: Vec<[usize; 2]>,
     bytes: usize,
-    /// Where scores go that nobody reads.
-    scores: Option<Arc<dyn DeviceMemory>>,
+    unread: UnreadScores,
+}
+
+/// Memory of a device for scores that nobody reads.
+pub(crate) struct UnreadScores {
+    device: Arc<dyn Device>,
+    memory: Option<Arc<dyn DeviceMemory>>,
+}
+
+/// What a step on the device changes there.
+pub(crate) struct StepPlaces<'m> {
+    /// Where keys or values of a layer lie.
+    pub(crate) kept: &'m dyn Fn(usize, Half) -> DevicePlace<'m>,
+    /// Where scores go; none where they are read.
+    pub(crate) scores: Option<&'m dyn DeviceMemory>,
 }
 
 /// What a step gave.
 pub struct ResidentOutputs {
-    /// Scores of each row, where they were asked for.
+    /// Scores of each row, as many as the plan asks for, one row after another, where they were asked for.
     pub logits: Option<Vec<Vec<f32>>>,
-    /// The token with the largest score of each row, the lowest of equal ones, and that score; empty where none were wanted.
+    /// The tokens with the largest of these scores, the lowest of equal ones, and those; empty where none were wanted.
     pub best: Vec<(u32, f32)>,
     /// What the Session did.
     pub report: RunReport,
@@ -89,7 +102,7 @@ impl ResidentCache {
             memory,
             starts,
             bytes,
-            scores: None,
+            unread: UnreadScores::new(device),
         })
     }
 
@@ -194,13 +207,24 @@ impl ResidentCache {
             self.written[row.slot] = self.written[row.slot].max(row.cached + row.valid);
         }
     }
+}
 
-    /// Makes room for scores that nobody reads.
-    fn reserve_scores(&mut self, bytes: usize) -> Result<(), StepError> {
-        if self.scores.as_ref().is_none_or(|scores| scores.bytes() < bytes) {
-            self.scores = Some(self.device.allocate(bytes).map_err(SessionError::from)?);
+impl UnreadScores {
+    /// No memory yet.
+    pub(crate) fn new(device: &Arc<dyn Device>) -> UnreadScores {
+        UnreadScores { device: device.clone(), memory: None }
+    }
+
+    /// Room for so many bytes.
+    pub(crate) fn room(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, StepError> {
+        match self.memory.clone().filter(|memory| memory.bytes() >= bytes) {
+            Some(memory) => Ok(memory),
+            None => {
+                let memory = self.device.allocate(bytes).map_err(SessionError::from)?;
+                self.memory = Some(memory.clone());
+                Ok(memory)
+            }
         }
-        Ok(())
     }
 }
 
@@ -208,6 +232,11 @@ impl TextModel {
     /// The device that keeps caches, if it does.
     pub fn cache_device(&self) -> Option<&Arc<dyn Device>> {
         self.resident()?.scored.session.devices().first()
+    }
+
+    /// The device that keeps pages of an engine, if it does.
+    pub fn page_device(&self) -> Option<&Arc<dyn Device>> {
+        self.paged_for(false)?.scored.session.devices().first()
     }
 
     /// Runs a step on a cache of the device. `tokens[i]` are the valid new tokens of row i of the plan.
@@ -219,16 +248,35 @@ impl TextModel {
         cache: &mut ResidentCache,
         reads_scores: bool,
     ) -> Result<ResidentOutputs, StepError> {
-        let DecoderSession { session, inputs, outputs } = decoder.for_plan(plan);
+        let decoder = decoder.for_plan(plan);
         cache.note(plan);
-        if let (Some((_, dtype)), false) = (outputs.iter().find(|(role, _)| *role == OutputRole::Logits), reads_scores)
-        {
-            cache.reserve_scores(self.output_elements(OutputRole::Logits, plan) * dtype.size_bytes())?;
-        }
-        let inputs = self.resident_inputs(inputs, plan, tokens);
-        let arguments: Vec<PlacedArgument<'_>> = inputs.iter().map(|input| argument(input, plan, cache)).collect();
+        let scores = match reads_scores {
+            true => None,
+            false => Some(cache.unread.room(self.score_bytes(decoder, plan))?),
+        };
+        let inputs = self.resident_inputs(&decoder.inputs, plan, tokens);
+        let kept = |layer, half| cache.place(layer, half, plan.first_slot());
+        self.run_in_place(decoder, plan, &inputs, &StepPlaces { kept: &kept, scores: scores.as_deref() })
+    }
+
+    /// Bytes of the scores of a step; of one without scores, so many that there is memory.
+    pub(crate) fn score_bytes(&self, decoder: &DecoderSession, plan: &StepPlan) -> usize {
+        let logits = decoder.outputs.iter().find(|(role, _)| *role == OutputRole::Logits);
+        let bytes = logits.map(|&(role, dtype)| self.output_elements(role, plan) * dtype.size_bytes());
+        bytes.unwrap_or(0).max(ALIGNMENT)
+    }
+
+    /// Runs a step whose keys and values are changed where they lie on the device.
+    pub(crate) fn run_in_place<'m>(
+        &self,
+        DecoderSession { session, outputs, .. }: &DecoderSession,
+        plan: &StepPlan,
+        inputs: &'m [Input],
+        memory: &StepPlaces<'m>,
+    ) -> Result<ResidentOutputs, StepError> {
+        let arguments: Vec<PlacedArgument<'_>> = inputs.iter().map(|input| argument(input, memory.kept)).collect();
         let is_read = |role: OutputRole| match role {
-            OutputRole::Logits => reads_scores,
+            OutputRole::Logits => memory.scores.is_none(),
             OutputRole::Best | OutputRole::BestScore => true,
             OutputRole::Cache(..) | OutputRole::Present(..) => false,
         };
@@ -242,13 +290,10 @@ impl TextModel {
         let mut places = Vec::with_capacity(outputs.len());
         for (buffer, &(role, dtype)) in buffers.iter_mut().zip(outputs) {
             let bytes = self.output_elements(role, plan) * dtype.size_bytes();
-            places.push(match role {
-                OutputRole::Cache(layer, half) => ResultPlace::Device(cache.place(layer, half, plan.first_slot())),
-                _ if is_read(role) => ResultPlace::Host(&mut bytemuck::cast_slice_mut(buffer)[..bytes]),
-                _ => ResultPlace::Device(DevicePlace {
-                    memory: &**cache.scores.as_ref().expect("reserved above"),
-                    start: 0,
-                }),
+            places.push(match (role, memory.scores) {
+                (OutputRole::Cache(layer, half), _) => ResultPlace::Device((memory.kept)(layer, half)),
+                (OutputRole::Logits, Some(memory)) => ResultPlace::Device(DevicePlace { memory, start: 0 }),
+                _ => ResultPlace::Host(&mut bytemuck::cast_slice_mut(buffer)[..bytes]),
             });
         }
         let begun = Instant::now();
@@ -258,7 +303,7 @@ impl TextModel {
         let (mut ids, mut scores) = (Vec::new(), Vec::new());
         for (buffer, &(role, dtype)) in buffers.iter().zip(outputs) {
             match role {
-                OutputRole::Logits if reads_scores => {
+                OutputRole::Logits if memory.scores.is_none() => {
                     logits = Some(self.read_logits(bytemuck::cast_slice(buffer), dtype, plan)?)
                 }
                 OutputRole::Best => ids = buffer.iter().map(|&id| id as u32).collect(),
@@ -269,8 +314,8 @@ impl TextModel {
                 OutputRole::Logits | OutputRole::Cache(..) | OutputRole::Present(..) => {}
             }
         }
-        let best = |row: &PlannedRow| Some((*ids.get(plan.position(row))?, *scores.get(plan.position(row))?));
-        Ok(ResidentOutputs { logits, best: plan.rows.iter().filter_map(best).collect(), report })
+        let best = |place: usize| Some((*ids.get(place)?, *scores.get(place)?));
+        Ok(ResidentOutputs { logits, best: score_places(plan).filter_map(best).collect(), report })
     }
 
     /// Compiles or loads the Program of a step of this shape, so that no step waits for it.
@@ -280,17 +325,10 @@ impl TextModel {
         shape: StepShape,
         wants_scores: bool,
     ) -> Result<(), StepError> {
-        let row = |slot| PlannedRow { slot, cached: 0, valid: shape.length, is_last: wants_scores };
-        let rows = (0..shape.rows).map(row).collect();
-        let plan = StepPlan { phase: Phase::Prefill, shape, rows, scores: Scores::Last, is_long: false };
-        let (tokens, DecoderSession { session, inputs, .. }) = (vec![0; shape.length], decoder.for_plan(&plan));
+        let plan = full_plan(shape, wants_scores);
+        let (tokens, decoder) = (vec![0; shape.length], decoder.for_plan(&plan));
         let tokens = vec![&tokens[..]; shape.rows];
-        let inputs = self.resident_inputs(inputs, &plan, &tokens);
-        let forms = inputs.iter().map(Input::form);
-        let forms = forms.map(|(dtype, shape)| PlacedArgument { dtype, shape, place: ArgumentPlace::Host(&[]) });
-        let forms: Vec<PlacedArgument<'_>> = forms.collect();
-        session.prepare_placed(&forms)?;
-        Ok(())
+        decoder.prepare(&self.resident_inputs(&decoder.inputs, &plan, &tokens))
     }
 
     fn resident_inputs(&self, roles: &[(InputRole, DType)], plan: &StepPlan, tokens: &[&[u32]]) -> Vec<Input> {
@@ -305,19 +343,36 @@ impl TextModel {
     }
 }
 
-/// Where an input lies: numbers of the plan on the host, caches on the device.
-fn argument<'a>(input: &'a Input, plan: &StepPlan, cache: &'a ResidentCache) -> PlacedArgument<'a> {
+/// Where an input lies: numbers of the plan on the host, keys and values on the device.
+fn argument<'a>(input: &'a Input, kept: &dyn Fn(usize, Half) -> DevicePlace<'a>) -> PlacedArgument<'a> {
     let (dtype, shape) = input.form();
     let place = match input {
         Input::Integers { .. } => ArgumentPlace::Host(input.bytes()),
-        Input::Cache { layer, half, .. } => ArgumentPlace::Device(cache.place(*layer, *half, plan.first_slot())),
+        Input::Cache { layer, half, .. } => ArgumentPlace::Device(kept(*layer, *half)),
     };
     PlacedArgument { dtype, shape, place }
 }
 
+/// A step that fills a Program.
+pub(crate) fn full_plan(shape: StepShape, wants_scores: bool) -> StepPlan {
+    let row = |slot| PlannedRow { slot, cached: 0, valid: shape.length, is_last: wants_scores };
+    let rows = (0..shape.rows).map(row).collect();
+    StepPlan { phase: Phase::Prefill, shape, rows, scores: Scores::Last, is_long: false }
+}
+
+impl DecoderSession {
+    /// Compiles or loads the Program of a step with such inputs.
+    pub(crate) fn prepare(&self, inputs: &[Input]) -> Result<(), StepError> {
+        let forms = inputs.iter().map(Input::form);
+        let forms = forms.map(|(dtype, shape)| PlacedArgument { dtype, shape, place: ArgumentPlace::Host(&[]) });
+        self.session.prepare_placed(&forms.collect::<Vec<PlacedArgument<'_>>>())?;
+        Ok(())
+    }
+}
+
 impl ResidentDecoder {
     /// What runs a plan: without scores if no row's are wanted.
-    fn for_plan(&self, plan: &StepPlan) -> &DecoderSession {
+    pub(crate) fn for_plan(&self, plan: &StepPlan) -> &DecoderSession {
         match plan.scores == Scores::All || plan.rows.iter().any(|row| row.is_last) {
             true => &self.scored,
             false => &self.headless,

@@ -1,7 +1,11 @@
-//! The caches of a generator's rows: on the host, or on the device where that keeps them.
+//! The caches of the rows of a generator or of a draft model: on the host, or on the device where that keeps them.
+
+use precast_session::RunReport;
 
 use crate::kv_cache::KvCache;
+use crate::plan::StepPlan;
 use crate::resident::ResidentCache;
+use crate::step_buffers::{Scores, StepBuffers};
 use crate::text_model::{StepError, TextModel};
 
 /// Keys and values of rows.
@@ -10,6 +14,14 @@ pub(crate) enum RowCache {
     Host(KvCache),
     /// On the device: a step reads and writes it there.
     Resident(ResidentCache),
+}
+
+/// Scores behind the rows of a step.
+pub(crate) struct StepScores {
+    /// All of them, where they were read.
+    pub(crate) logits: Option<Vec<Scores>>,
+    /// The largest, where the device says which.
+    pub(crate) best: Vec<(u32, f32)>,
 }
 
 impl RowCache {
@@ -25,6 +37,37 @@ impl RowCache {
     pub(crate) fn end(&mut self, model: &TextModel) {
         if let RowCache::Host(cache) = self {
             model.spare().give_cache(std::mem::take(cache));
+        }
+    }
+
+    /// Runs a step and keeps its new tokens: `tokens[i]` are those of row i of the plan. Scores stay on the device where they need
+    /// not be read and it keeps caches.
+    pub(crate) fn run(
+        &mut self,
+        model: &TextModel,
+        plan: &StepPlan,
+        tokens: &[&[u32]],
+        buffers: &mut StepBuffers,
+        reads_scores: bool,
+    ) -> Result<(RunReport, StepScores), StepError> {
+        match (self, model.resident_for(plan.is_long)) {
+            (RowCache::Resident(cache), Some(decoder)) => {
+                let outputs = model.run_resident(decoder, plan, tokens, cache, reads_scores)?;
+                let logits = outputs.logits.map(|logits| logits.into_iter().map(Scores::from).collect());
+                Ok((outputs.report, StepScores { logits, best: outputs.best }))
+            }
+            (RowCache::Resident(_), None) => unreachable!("only a resident decoder's cache is on its device"),
+            (RowCache::Host(cache), _) => {
+                let outputs = model.run(plan, tokens, cache, buffers)?;
+                for (layer, half, bytes) in buffers.present() {
+                    let row_bytes = cache.step_bytes(layer, half, plan.shape.length);
+                    for row in &plan.rows {
+                        let new = &bytes[plan.position(row) * row_bytes..][..row_bytes];
+                        cache.write(layer, half, row.slot, row.cached, new, row.valid);
+                    }
+                }
+                Ok((outputs.report, StepScores { logits: Some(outputs.logits), best: Vec::new() }))
+            }
         }
     }
 

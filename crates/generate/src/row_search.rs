@@ -172,6 +172,11 @@ impl RowSearch {
         Ok(ChosenToken { logprobs, ..self.accept(id, tokens.len())? })
     }
 
+    /// Whether the token of the largest score is taken, whatever the others are, so that nobody needs to know them.
+    pub fn takes_largest(&self) -> bool {
+        self.options.params.takes_largest() && self.guide.is_none()
+    }
+
     /// The token behind `tokens` by its scores. Nothing changes: the same scores give the same token again.
     pub fn pick(
         &mut self,

@@ -33,9 +33,11 @@ pub enum InputRole {
     NewTokens,
     /// Behind which new tokens scores are wanted, i64 [rows, scored].
     LogitsIndex,
+    /// Pages of each row in the order of its tokens, i32 [rows, row_pages]; below 0 where there is none.
+    Pages,
     /// A number of tokens, for all rows or for each.
     Count(CountOf, CountForm),
-    /// Keys or values of a layer's cache.
+    /// Keys or values of a layer's cache, or of its pages.
     Past(usize, Half),
 }
 
@@ -46,7 +48,7 @@ pub enum OutputRole {
     Logits,
     /// Keys or values of the new tokens of a layer [rows, heads, length, size].
     Present(usize, Half),
-    /// A layer's cache with the new tokens in it.
+    /// A layer's cache, or its pages, with the new tokens in it.
     Cache(usize, Half),
     /// The token of the largest score, i64 [rows, scored, 1].
     Best,
@@ -62,6 +64,12 @@ pub const LENGTH: &str = "length";
 pub const CAPACITY: &str = "capacity";
 /// Tokens of a row behind which scores are wanted.
 pub const SCORED: &str = "scored";
+/// Pages of all rows.
+pub const PAGES: &str = "pages";
+/// Tokens of a page.
+pub const PAGE_TOKENS: &str = "page_tokens";
+/// Pages that a row has room for.
+pub const ROW_PAGES: &str = "row_pages";
 
 /// Why a decoder's step did not run.
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +119,10 @@ pub struct TextModelParts {
     pub headless: Headless,
     /// The same decoder where its device keeps caches.
     pub resident: Option<ResidentDecoder>,
+    /// The same where its device keeps the pages of an engine.
+    pub paged: Option<ResidentDecoder>,
+    /// Why its device does not, where it keeps caches.
+    pub host_pages: Option<String>,
     /// The decoder as it computes long rows, where that differs.
     pub long: Option<LongDecoder>,
     /// Which of the graph's inputs and outputs is what.
@@ -159,6 +171,8 @@ pub struct LongDecoder {
     pub headless: DecoderSession,
     /// The same where its device keeps caches.
     pub resident: Option<ResidentDecoder>,
+    /// The same where its device keeps the pages of an engine.
+    pub paged: Option<ResidentDecoder>,
 }
 
 /// A decoder that gives keys and values alone.
@@ -304,6 +318,19 @@ impl TextModel {
         }
     }
 
+    /// The same decoder where its device keeps the pages of an engine, for rows that are long or not.
+    pub(crate) fn paged_for(&self, is_long: bool) -> Option<&ResidentDecoder> {
+        match self.parts().long.as_ref().filter(|_| is_long) {
+            Some(long) => long.paged.as_ref(),
+            None => self.parts().paged.as_ref(),
+        }
+    }
+
+    /// Why its device does not keep the pages of an engine, where it keeps the caches of generators.
+    pub fn host_pages(&self) -> Option<&str> {
+        self.parts().host_pages.as_deref()
+    }
+
     /// Most tokens of a row that is not long, where long ones are computed in another way.
     pub fn length_switch(&self) -> Option<usize> {
         self.parts().long.as_ref().map(|long| long.limit)
@@ -356,9 +383,14 @@ impl TextModel {
 
     /// Compiles or loads the Program of a step of this shape, so that no step waits for it.
     pub fn prepare(&self, shape: StepShape, wants_scores: bool) -> Result<(), StepError> {
-        if let Some(decoder) = self.resident() {
-            return self.prepare_resident(decoder, shape, wants_scores);
+        match self.resident() {
+            Some(decoder) => self.prepare_resident(decoder, shape, wants_scores),
+            None => self.prepare_on_host(shape, wants_scores),
         }
+    }
+
+    /// As `prepare`, of a step whose caches are the host's.
+    pub(crate) fn prepare_on_host(&self, shape: StepShape, wants_scores: bool) -> Result<(), StepError> {
         let row = |slot| PlannedRow { slot, cached: 0, valid: shape.length, is_last: wants_scores };
         let rows = (0..shape.rows).map(row).collect();
         let plan = StepPlan { phase: Phase::Prefill, shape, rows, scores: PlanScores::Last, is_long: false };
@@ -439,7 +471,7 @@ impl TextModel {
 }
 
 /// Which of a step's scores are those of the plan's rows, row by row.
-fn score_places(plan: &StepPlan) -> impl Iterator<Item = usize> {
+pub(crate) fn score_places(plan: &StepPlan) -> impl Iterator<Item = usize> {
     let scored = plan.scored();
     plan.rows.iter().flat_map(move |row| (0..scored).map(move |number| plan.position(row) * scored + number))
 }
@@ -468,6 +500,11 @@ pub(crate) fn read_floats(bytes: &[u8], dtype: DType) -> Result<Vec<f32>, Tensor
             Ok(floats) => floats.to_vec(),
             Err(_) => bytes.as_chunks().0.iter().map(|&element| f32::from_le_bytes(element)).collect(),
         }),
+        // The upper half of an f32; an engine's step has millions of them.
+        DType::BF16 => {
+            let elements = bytes.as_chunks().0.iter();
+            Ok(elements.map(|&element| f32::from_bits(u32::from(u16::from_le_bytes(element)) << 16)).collect())
+        }
         _ => {
             let tensor = Tensor::new(dtype, vec![bytes.len() / dtype.size_bytes()], bytes.to_vec().into())?;
             Ok(tensor.to_f64_vec().into_iter().map(|score| score as f32).collect())
@@ -504,7 +541,7 @@ impl Input {
         }
     }
 
-    /// An input that is made from the plan; of a cache, no numbers.
+    /// An input that is made from the plan; of caches and pages, no numbers.
     pub(crate) fn numbers(role: InputRole, dtype: DType, plan: &StepPlan, tokens: &[&[u32]]) -> Input {
         let (rows, length) = (plan.shape.rows, plan.shape.length);
         let a_token = |value: &dyn Fn(usize, usize) -> i64| {
@@ -560,11 +597,12 @@ impl Input {
                     }
                 }
             }
-            InputRole::Past(..) => Input::integers(dtype, Vec::new(), std::iter::empty()),
+            InputRole::Past(..) | InputRole::Pages => Input::integers(dtype, Vec::new(), std::iter::empty()),
         }
     }
 
-    fn integers(dtype: DType, shape: Vec<usize>, values: impl Iterator<Item = i64>) -> Input {
+    /// An input of these numbers.
+    pub(crate) fn integers(dtype: DType, shape: Vec<usize>, values: impl Iterator<Item = i64>) -> Input {
         let bytes: Vec<u8> = match dtype {
             DType::I32 => values.flat_map(|value| (value as i32).to_le_bytes()).collect(),
             _ => values.flat_map(i64::to_le_bytes).collect(),

@@ -213,6 +213,10 @@ impl Device for GpuDevice {
         GpuMemory::of(memory).is_some_and(|memory| own(memory.buffer().device()) == own(&self.device))
     }
 
+    fn free_bytes(&self) -> Option<u64> {
+        self.device.memory_free_total().ok().map(|memory| memory.free_bytes)
+    }
+
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
         Ok(Arc::new(GpuMemory::allocate(&self.device, bytes).map_err(run_refused)?))
     }

@@ -38,7 +38,7 @@ pub fn lower(site: &Site) -> Result<Option<Lowered>, String> {
         Op::Lrn(op) => ops::norm::lower_lrn(site, op),
         Op::Recurrent(op) => ops::sequence::lower_recurrent(site, op),
         Op::CachedAttention(op) => ops::cached_attention::lower(site, op),
-        Op::AppendToCache(_) => ops::append_to_cache::lower(site),
+        Op::AppendToCache(op) => ops::append_to_cache::lower(site, op),
         Op::Gather(op) => ops::index::lower_gather(site, op),
         Op::GatherElements(op) => ops::index::lower_gather_elements(site, op),
         Op::GatherNd(op) => ops::index::lower_gather_nd(site, op),

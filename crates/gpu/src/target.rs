@@ -267,9 +267,10 @@ impl GpuTarget {
 
 /// Says of caches that are a Program's outputs which inputs they may be: those that no step reads once they are written.
 fn mark_ports_in_place(program: &mut Program) {
-    for (position, step) in program.steps.iter().enumerate().filter(|(_, step)| step.kernel == append_to_cache::NAME) {
+    for (position, step) in program.steps.iter().enumerate() {
+        let Some(first) = append_to_cache::inputs_before_caches(&step.kernel) else { continue };
         for (output, write) in step.writes.iter().enumerate() {
-            let read = step.reads.get(append_to_cache::COUNTS + 2 * output).map(|slot| slot.place);
+            let read = step.reads.get(first + 2 * output).map(|slot| slot.place);
             let (Place::Output(output), Some(Place::Input(input))) = (write.place, read) else { continue };
             let is_read = |step: &Step| step.reads.iter().any(|slot| slot.place == Place::Input(input));
             if !program.steps[position + 1..].iter().any(is_read) {

@@ -27,6 +27,18 @@ const NETWORK: &str = r#"graph "network"(%0 "x": f32[2,3,8,8], %1 "w": f32[16,3,
 }
 "#;
 
+/// Steps of a decoder on pages: of one token a row and of several.
+fn paged_network(length: usize) -> String {
+    format!(
+        r#"graph "pages"(%0 "cached": i32[2], %1 "added": i32[2], %2 "pages": i32[2,16], %3 "x": f32[2,{length},768], %4 "k": f32[40,2,16,64], %5 "v": f32[40,2,16,64]) {{
+  %6, %7, %8 = cached_attention(%3, %4, %5, %0, %2) {{heads=8, kv_heads=2, scale=0.125, softcap=0.0, window=90, rotary=none, positions=false, sinks=false, paged=true}} : f32[2,{length},512], f32[2,2,{length},64], f32[2,2,{length},64]
+  %9, %10 = append_to_cache(%0, %1, %2, %4, %7, %5, %8) {{paged=true}} : f32[40,2,16,64], f32[40,2,16,64]
+  return "y" %6, "new_k" %9, "new_v" %10
+}}
+"#
+    )
+}
+
 /// A product of few and one of many rows with weights that lie as blocks of 4 bits, too many to be made floats once and for all.
 fn block_network() -> String {
     let list = |count: usize, text: &str| vec![text; count].join(", ");
@@ -55,7 +67,7 @@ fn compile_for(vendor: precast_driver::Vendor, arch: Arch) {
         Ok(compiler) => Arc::new(compiler),
         Err(error) => return println!("left out: {error}"),
     };
-    for network in [NETWORK, &block_network()] {
+    for network in [NETWORK, &block_network(), &paged_network(1), &paged_network(5)] {
         let graph = text::parse(network, &NoConstants).unwrap();
         for floats in [FloatPrecision::F32, FloatPrecision::F16] {
             let options =

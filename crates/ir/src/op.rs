@@ -240,15 +240,19 @@ ops! {
     /// elements of each query and key are turned by the row of the tables at their position: the cached tokens and those
     /// before it, unless positions are given, and never beyond the last row. A query sees cached tokens, and new ones up to
     /// itself, of which the last `window` unless that is 0. A score is q·k·scale; with `softcap` c that is not 0 it
-    /// becomes c·tanh(score/c). A sink is one more score, without a value. Outputs: y [B, L, heads·D], and the turned keys
-    /// and the values of the new tokens [B, kv_heads, L, D].
-    CachedAttention "cached_attention" { heads: usize, kv_heads: usize, scale: f64, softcap: f64, window: usize, rotary: RotaryFn, positions: bool, sinks: bool }
+    /// becomes c·tanh(score/c). A sink is one more score, without a value. Where it is `paged`, cached keys and values are N
+    /// pages that rows share, [N, kv_heads, S, D], and a last input i32 [B, W] has the pages of each row: token p of a row is
+    /// the one of p modulo S in page p / S of the row's; those behind its W pages, or in a page that there is not, are not
+    /// seen. Outputs: y [B, L, heads·D], and the turned keys and the values of the new tokens [B, kv_heads, L, D].
+    CachedAttention "cached_attention" { heads: usize, kv_heads: usize, scale: f64, softcap: f64, window: usize, rotary: RotaryFn, positions: bool, sinks: bool, paged: bool }
 
     Index:
     /// Caches with new tokens behind the cached ones: inputs i32 [B] tokens that are cached, i32 [B] new tokens that count, then
     /// for each cache that [B, H, S, D] and its new tokens [B, H, L, D]. Token p of a row lies in slot p modulo S; of more new
-    /// tokens than slots the last ones stay. Outputs: the caches.
-    AppendToCache "append_to_cache" {}
+    /// tokens than slots the last ones stay. Where they are `paged`, a third input i32 [B, W] has the pages of each row, as
+    /// `cached_attention` has them, and caches are pages [N, H, S, D]: tokens behind the W pages of a row, or in a page that
+    /// there is not, are not kept, and no two rows have new tokens in one page. Outputs: the caches.
+    AppendToCache "append_to_cache" { paged: bool }
     Index:
     /// Slices of x along `axis` at integer indices; negative ones count from the end.
     Gather "gather" { axis: usize }

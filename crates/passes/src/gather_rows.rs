@@ -302,7 +302,7 @@ mod tests {
   %6 = constant f32[4,4] [1.0, 0.0, 0.5, 0.0, 0.0, 1.0, 0.0, 0.5, 0.5, 0.0, 1.0, 0.0, 0.0, -0.5, 0.0, 1.0]
   %7 = rms_norm(%0, %4) {axis=2, epsilon=0.00001} : f32[b,l,4]
   %8 = matmul(%7, %5) {transpose_a=false, transpose_b=false} : f32[b,l,8]
-  %9, %10, %11 = cached_attention(%8, %1, %2, %3) {heads=2, kv_heads=1, scale=0.5, softcap=0.0, window=0, rotary=none, positions=false, sinks=false} : f32[b,l,4], f32[b,1,l,2], f32[b,1,l,2]
+  %9, %10, %11 = cached_attention(%8, %1, %2, %3) {heads=2, kv_heads=1, scale=0.5, softcap=0.0, window=0, rotary=none, positions=false, sinks=false, paged=false} : f32[b,l,4], f32[b,1,l,2], f32[b,1,l,2]
   %12 = matmul(%9, %6) {transpose_a=false, transpose_b=false} : f32[b,l,4]
   %13 = binary.add(%0, %12) : f32[b,l,4]
   %14 = rms_norm(%13, %4) {axis=2, epsilon=0.00001} : f32[b,l,4]

@@ -20,6 +20,7 @@ use precast_tensor::{DType, Dim, Symbol, Type};
 use crate::clear_free_slots::clear_free_slots;
 use crate::error::Error;
 use crate::model::Model;
+use crate::paged_graph::{PAGES_INPUT, with_pages};
 
 /// The input that says how many tokens of each row are cached.
 const LENGTHS_INPUT: &str = "precast.cached_lengths";
@@ -57,6 +58,8 @@ pub(crate) struct DecoderGraph {
     pub(crate) headless: DecoderPart,
     /// The same decoder with and without its scores, for a device that keeps caches.
     pub(crate) resident: Option<[DecoderPart; 2]>,
+    /// The same for a device that keeps the pages of an engine, or why there is none.
+    pub(crate) paged: Option<Result<[DecoderPart; 2], String>>,
 }
 
 /// A Graph of a decoder or of a part of it, and what its inputs and outputs are.
@@ -78,8 +81,9 @@ impl DecoderGraphs {
     /// Every Graph, to be changed.
     pub(crate) fn each_mut(&mut self, mut change: impl FnMut(&mut Graph)) {
         for decoder in std::iter::once(&mut self.short).chain(self.long.as_mut().map(|(_, long)| long)) {
-            let DecoderGraph { graph, headless, resident, .. } = decoder;
-            let parts = std::iter::once(headless).chain(resident.iter_mut().flatten());
+            let DecoderGraph { graph, headless, resident, paged, .. } = decoder;
+            let paged = paged.iter_mut().flatten().flatten();
+            let parts = std::iter::once(headless).chain(resident.iter_mut().flatten()).chain(paged);
             std::iter::once(graph).chain(parts.map(|part| &mut part.graph)).for_each(&mut change);
         }
     }
@@ -139,9 +143,9 @@ fn decoder_graph(
     refuse_capacities(&canonical)?;
     let graph = without_unread_inputs(&canonical)?;
     let headless = names.part(without_outputs(&graph, &[&roles.logits])?)?;
-    let resident = match machine.keeps_caches {
-        true => Some(resident_parts(&canonical, roles)?),
-        false => None,
+    let (resident, paged) = match machine.keeps_caches {
+        true => (Some(resident_parts(&canonical, roles)?), Some(paged_parts(&canonical, roles)?)),
+        false => (None, None),
     };
     let (refuses_filler, weight_bytes) = (refuses_filler(&graph), weight_bytes(&graph));
     let DecoderPart { graph, inputs, outputs } = names.part(graph)?;
@@ -155,6 +159,7 @@ fn decoder_graph(
         refuses_filler,
         headless,
         resident,
+        paged,
         graph,
     })
 }
@@ -217,6 +222,15 @@ fn resident_parts(graph: &Graph, roles: &Roles) -> Result<[DecoderPart; 2], Erro
     Ok([names.part(whole)?, names.part(unscored)?])
 }
 
+/// The same for a device that keeps the pages of an engine, or why there is none.
+fn paged_parts(graph: &Graph, roles: &Roles) -> Result<Result<[DecoderPart; 2], String>, Error> {
+    let names: BTreeSet<String> = roles.past.iter().flat_map(half_names).collect();
+    Ok(match with_pages(&without_unread_inputs(graph)?, &|name| names.contains(name))? {
+        Ok(paged) => Ok(resident_parts(&paged, roles)?),
+        Err(reason) => Err(reason),
+    })
+}
+
 /// The Graph with the token of the largest score, and that score, as further outputs.
 fn with_best_scores(graph: &Graph, logits: &str) -> Result<Graph, Error> {
     let mut copy = GraphCopy::with_inputs(graph);
@@ -241,7 +255,7 @@ fn with_best_scores(graph: &Graph, logits: &str) -> Result<Graph, Error> {
     Ok(scored)
 }
 
-/// The Graph with whole caches in place of the keys and values of new tokens.
+/// The Graph with whole caches, or all pages, in place of the keys and values of new tokens.
 fn with_caches_appended(graph: &Graph, roles: &Roles) -> Result<Graph, Error> {
     let past_of: BTreeMap<String, String> = roles
         .present
@@ -257,6 +271,8 @@ fn with_caches_appended(graph: &Graph, roles: &Roles) -> Result<Graph, Error> {
         None => copy.new.add_input(LENGTHS_INPUT, counts.clone()),
     };
     let mut operands = vec![lengths, copy.new.add_input(NEW_TOKENS_INPUT, counts)];
+    let pages = find(PAGES_INPUT);
+    operands.extend(pages.map(|pages| copy.get(pages)));
     for node in graph.nodes() {
         copy.node(node)?;
     }
@@ -267,7 +283,7 @@ fn with_caches_appended(graph: &Graph, roles: &Roles) -> Result<Graph, Error> {
     }
     let values: Vec<ValueId> = graph.outputs().iter().map(|output| copy.get(output.value)).collect();
     let mut appended = copy.new;
-    let append = Op::AppendToCache(AppendToCache {});
+    let append = Op::AppendToCache(AppendToCache { paged: pages.is_some() });
     let mut caches = appended.add_node(append, &operands, &Provenance::default())?.into_iter();
     for (output, value) in graph.outputs().iter().zip(values) {
         let cache = past_of.contains_key(&output.name).then(|| caches.next()).flatten();
@@ -357,6 +373,7 @@ impl PortNames {
     fn of_resident(roles: &Roles) -> PortNames {
         let PortNames { mut inputs, mut outputs } = PortNames::of(roles);
         inputs.insert(NEW_TOKENS_INPUT.to_string(), InputRole::NewTokens);
+        inputs.insert(PAGES_INPUT.to_string(), InputRole::Pages);
         for role in outputs.values_mut() {
             if let OutputRole::Present(layer, half) = *role {
                 *role = OutputRole::Cache(layer, half);

@@ -35,6 +35,7 @@ mod npy_header;
 mod open_device;
 mod open_session;
 mod open_text_model;
+mod paged_graph;
 mod program_file;
 mod program_runner;
 mod provider_options;
@@ -66,7 +67,7 @@ pub use precast_cpu::{Isa, TuneMode, TuneOptions};
 pub use precast_generate as generate;
 pub use precast_generate::adapter::{Adapter, AdapterError, Adapters};
 pub use precast_generate::engine::{
-    Engine, EngineError, EngineMetrics, EngineOptions, Event, Guidance, Request, RequestHandle,
+    Engine, EngineError, EngineMetrics, EngineOptions, Event, Guidance, KvPlace, Request, RequestHandle,
 };
 pub use precast_gpu::GpuMemory;
 pub use precast_ir::{Graph, text};

@@ -214,7 +214,9 @@ fn cache_options(options: &TextOptions) -> CacheOptions {
 impl TextFolder {
     /// How an engine on this folder shares its device: what the folder says.
     pub fn engine_options(&self) -> EngineOptions {
-        EngineOptions::from_config(self.model.config(), available_bytes())
+        let on_device = self.model.page_device().and_then(|device| device.free_bytes());
+        let free_bytes = on_device.and_then(|bytes| usize::try_from(bytes).ok()).or_else(available_bytes);
+        EngineOptions::from_config(self.model.config(), free_bytes)
     }
 
     /// Loads an adapter from a file, under a name.
@@ -348,30 +350,51 @@ fn open_decoder(
         ..SessionOptions::default()
     };
     session.target_options.insert("disable".to_string(), runner.passes.disabled.join(","));
-    let open = |graph: Graph| -> Result<Session, Error> {
+    let open = |graph: Graph, options: &SessionOptions| -> Result<Session, Error> {
         let interface = Interface::of(&graph, None).map_err(Error::from)?;
         let (target, device) = (device.target.clone(), device.device.clone());
-        Ok(Session::open(interface, Arc::new(graph), session.clone(), target, device, cache.clone())?)
+        Ok(Session::open(interface, Arc::new(graph), options.clone(), target, device, cache.clone())?)
     };
-    let open_part = |part: DecoderPart| -> Result<DecoderSession, Error> {
+    let open_with = |part: DecoderPart, options: &SessionOptions| -> Result<DecoderSession, Error> {
         let DecoderPart { graph, inputs, outputs } = part;
-        Ok(DecoderSession { session: open(graph)?, inputs, outputs })
+        Ok(DecoderSession { session: open(graph, options)?, inputs, outputs })
     };
-    let open_resident = |parts: Option<[DecoderPart; 2]>| -> Result<Option<ResidentDecoder>, Error> {
-        let Some([scored, headless]) = parts else { return Ok(None) };
-        Ok(Some(ResidentDecoder { scored: open_part(scored)?, headless: open_part(headless)? }))
+    let open_part = |part: DecoderPart| open_with(part, &session);
+    let open_both = |parts: Option<[DecoderPart; 2]>, options: &SessionOptions| match parts {
+        Some([scored, headless]) => {
+            let (scored, headless) = (open_with(scored, options)?, open_with(headless, options)?);
+            Ok::<Option<ResidentDecoder>, Error>(Some(ResidentDecoder { scored, headless }))
+        }
+        None => Ok(None),
     };
+    let open_resident = |parts: Option<[DecoderPart; 2]>| open_both(parts, &session);
     let DecoderSession { session: headless, inputs, outputs } = open_part(decoder.headless)?;
     let headless = Headless { session: headless, inputs, outputs };
     let resident = open_resident(decoder.resident)?;
+    let long_pages = decoders.long.as_ref().and_then(|(_, long)| long.paged.as_ref());
+    let host_pages = [decoder.paged.as_ref(), long_pages].into_iter().flatten().find_map(|paged| paged.as_ref().err());
+    let host_pages = host_pages.cloned();
+    if let Some(reason) = &host_pages {
+        notices.push(format!("an engine has its keys and values on the host, since {reason}"));
+    }
+    // An engine says how many tokens a page has; one is the most Programs.
+    let on_pages = SessionOptions { exact_programs_max: ladders.on_pages(1).program_count(), ..session.clone() };
+    let open_paged = |parts: Option<Result<[DecoderPart; 2], String>>| match host_pages {
+        Some(_) => Ok(None),
+        None => open_both(parts.and_then(Result::ok), &on_pages),
+    };
+    let paged = open_paged(decoder.paged)?;
     let long = match decoders.long {
         None => None,
-        Some((limit, DecoderGraph { graph, inputs, outputs, headless, resident, .. })) => {
-            let scored = open_part(DecoderPart { graph, inputs, outputs })?;
-            Some(LongDecoder { limit, scored, headless: open_part(headless)?, resident: open_resident(resident)? })
-        }
+        Some((limit, DecoderGraph { graph, inputs, outputs, headless, resident, paged, .. })) => Some(LongDecoder {
+            limit,
+            scored: open_part(DecoderPart { graph, inputs, outputs })?,
+            headless: open_part(headless)?,
+            resident: open_resident(resident)?,
+            paged: open_paged(paged)?,
+        }),
     };
-    let session = open(decoder.graph)?;
+    let session = open(decoder.graph, &session)?;
     Ok(TextModelParts {
         pads_up,
         session,
@@ -379,6 +402,8 @@ fn open_decoder(
         outputs: decoder.outputs,
         headless,
         resident,
+        paged,
+        host_pages,
         long,
         roles: decoder.roles,
         layers: decoder.layers,
@@ -402,6 +427,7 @@ fn is_one_length_for_all_rows(role: InputRole) -> bool {
         | InputRole::Lengths
         | InputRole::NewTokens
         | InputRole::LogitsIndex
+        | InputRole::Pages
         | InputRole::Past(..) => false,
     }
 }

@@ -5,50 +5,26 @@
 #[path = "../../gpu/tests/rig/mod.rs"]
 mod rig;
 
-use std::path::{Path, PathBuf};
+mod gpu_folders;
+
 use std::sync::{Arc, Mutex};
 
-use precast::device_name::{DeviceKind, DeviceName};
+use gpu_folders::{both, cuda, data, folder_with, open};
+use precast::device_name::DeviceKind;
 use precast::generate::engine::{complete, complete_requests};
 use precast::generate::{Generator, GeneratorParams, generate};
-use precast::{
-    EngineOptions, Error, GivenDevice, LaunchPath, Request, TextFolder, TextOptions, open_text_model,
-    open_text_model_on,
-};
-use precast_driver::Vendor;
-use precast_gpu::{CaptureLimits, GpuDevice, GpuTarget};
+use precast::{EngineOptions, Error, LaunchPath, Request, TextFolder, TextOptions, open_text_model};
 use precast_passes::FloatPrecision;
 use rig::Rig;
 
 /// Prompts and what other implementations say to them, of the golden cases of the model.
 const PROMPT: [u32; 4] = [5, 6, 7, 8];
 const ANSWER: [u32; 6] = [86, 282, 221, 15, 180, 176];
-
-fn data() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../generate/tests/data/llama-fp32")
-}
+const LLAMA: &str = "llama-fp32";
 
 /// The folder with few sizes, so that there are few kernels to compile for the host.
 fn small_folder() -> tempfile::TempDir {
-    folder_with(&data(), r#"{"length_buckets":[4],"row_buckets":[2],"kv_capacity_buckets":[32]}"#)
-}
-
-/// A folder with other sizes.
-fn folder_with(data: &Path, tuning: &str) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(data).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
-    }
-    std::fs::write(folder.path().join("precast.json"), tuning).unwrap();
-    folder
-}
-
-fn open(target: GpuTarget, device: GpuDevice, kind: DeviceKind, folder: &Path) -> TextFolder {
-    let name = DeviceName { kind, number: 0 };
-    let device = GivenDevice { name, target: Arc::new(target), device: Arc::new(device) };
-    let options = TextOptions { rows_max: 2, ..TextOptions::default() };
-    open_text_model_on(folder, &options, device).unwrap()
+    folder_with(&data(LLAMA), r#"{"length_buckets":[4],"row_buckets":[2],"kv_capacity_buckets":[32]}"#)
 }
 
 /// Answers by both paths, several times, with the launches of the generator's steps.
@@ -74,10 +50,8 @@ fn check(folder: &TextFolder) -> Vec<LaunchPath> {
 #[test]
 fn defect_14_33_tokens_are_right_on_memory_that_the_host_cannot_reach_before_and_after_captures() {
     let folder = small_folder();
-    let limits = CaptureLimits { max_graphs: 100, ..Default::default() };
-    let rig = Rig::with(Vendor::Cuda, 1, FloatPrecision::F32, limits);
-    let Rig { mut devices, target, .. } = rig;
-    let opened = open(target, devices.remove(0), DeviceKind::Cuda, folder.path());
+    let Rig { mut devices, target, .. } = cuda();
+    let opened = open(target, devices.remove(0), DeviceKind::Cuda, folder.path(), 2);
     assert_eq!(opened.model.device(), "cuda:0");
     let launches = check(&opened);
     let count = |is_counted: fn(&LaunchPath) -> bool| launches.iter().filter(|launch| is_counted(launch)).count();
@@ -85,18 +59,11 @@ fn defect_14_33_tokens_are_right_on_memory_that_the_host_cannot_reach_before_and
     assert!(count(|launch| matches!(launch, LaunchPath::Replayed)) > 0, "{launches:?}");
 }
 
-/// The folder on the CPU and on the fake GPU.
-fn both(folder: &Path) -> [TextFolder; 2] {
-    let limits = CaptureLimits { max_graphs: 100, ..Default::default() };
-    let Rig { mut devices, target, .. } = Rig::with(Vendor::Cuda, 1, FloatPrecision::F32, limits);
-    let on_cpu = open_text_model(folder, &TextOptions { rows_max: 2, ..TextOptions::default() }).unwrap();
-    [on_cpu, open(target, devices.remove(0), DeviceKind::Cuda, folder)]
-}
-
 #[test]
 fn a_gpu_that_keeps_caches_chooses_what_the_cpu_chooses() {
-    let folder = folder_with(&data(), r#"{"length_buckets":[4],"row_buckets":[1,2],"kv_capacity_buckets":[8,32]}"#);
-    let folders = both(folder.path());
+    let folder =
+        folder_with(&data(LLAMA), r#"{"length_buckets":[4],"row_buckets":[1,2],"kv_capacity_buckets":[8,32]}"#);
+    let folders = both(folder.path(), 2);
     let plain = GeneratorParams::new(folders[0].model.config().search.clone()).max_new_tokens(8);
     let mut beams = plain.clone();
     beams.search.num_beams = 2;
@@ -119,8 +86,8 @@ fn a_gpu_that_keeps_caches_chooses_what_the_cpu_chooses() {
 
 #[test]
 fn prompts_of_several_chunks_are_read_behind_what_was_written() {
-    let folder = folder_with(&data(), r#"{"length_buckets":[4],"row_buckets":[1],"kv_capacity_buckets":[32]}"#);
-    let folders = both(folder.path());
+    let folder = folder_with(&data(LLAMA), r#"{"length_buckets":[4],"row_buckets":[1],"kv_capacity_buckets":[32]}"#);
+    let folders = both(folder.path(), 2);
     let prompt: Vec<u32> = (0..18).map(|position| 3 + position * 7 % 90).collect();
     // Steps without scores have nothing that the host reads, and the next one must still find what they wrote.
     for _ in 0..5 {
@@ -137,9 +104,9 @@ fn prompts_of_several_chunks_are_read_behind_what_was_written() {
 
 #[test]
 fn rows_on_a_gpu_become_long_when_they_do_on_the_cpu() {
-    let long = data().with_file_name("phi3_long-fp32");
+    let long = data("phi3_long-fp32");
     let folder = folder_with(&long, r#"{"length_buckets":[16],"row_buckets":[2],"kv_capacity_buckets":[64]}"#);
-    let folders = both(folder.path());
+    let folders = both(folder.path(), 2);
     let prompts: [Vec<u32>; 2] = [30, 12].map(|length| (0..length).map(|position| 3 + position * 7 % 90).collect());
     let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
     let answers = folders.each_ref().map(|folder| {
@@ -153,7 +120,7 @@ fn rows_on_a_gpu_become_long_when_they_do_on_the_cpu() {
 
 #[test]
 fn rows_on_a_gpu_are_rewound_forked_and_read() {
-    let [on_cpu, on_gpu] = both(small_folder().path());
+    let [on_cpu, on_gpu] = both(small_folder().path(), 2);
     let params = GeneratorParams::new(on_cpu.model.config().search.clone());
     let mut generators = [&on_cpu, &on_gpu].map(|folder| Generator::new(&folder.model, params.clone()).unwrap());
     let mut histories = Vec::new();
@@ -179,8 +146,8 @@ fn defect_32_free_slots_of_a_gpu_cache_leave_no_trace() {
     let tuning = r#"{"length_buckets":[25],"row_buckets":[2],"kv_capacity_buckets":[64]}"#;
     let prompt: Vec<u32> = (0..40).map(|at| at * 7 % 300 + 5).collect();
     for name in ["llama-fp32", "gemma2-fp32"] {
-        let folder = folder_with(&data().with_file_name(name), tuning);
-        let [_, on_gpu] = both(folder.path());
+        let folder = folder_with(&data(name), tuning);
+        let [_, on_gpu] = both(folder.path(), 2);
         let scores = |tokens_before: &[u32]| {
             let params = GeneratorParams::new(on_gpu.model.config().search.clone());
             let mut generator = Generator::new(&on_gpu.model, params).unwrap();
@@ -203,11 +170,9 @@ fn defect_32_free_slots_of_a_gpu_cache_leave_no_trace() {
 
 #[test]
 fn windows_on_a_gpu_keep_their_last_tokens() {
-    let folder = folder_with(
-        &data().with_file_name("gemma2-fp32"),
-        r#"{"length_buckets":[25],"row_buckets":[1],"kv_capacity_buckets":[64]}"#,
-    );
-    let folders = both(folder.path());
+    let folder =
+        folder_with(&data("gemma2-fp32"), r#"{"length_buckets":[25],"row_buckets":[1],"kv_capacity_buckets":[64]}"#);
+    let folders = both(folder.path(), 2);
     let params = GeneratorParams::new(folders[0].model.config().search.clone()).max_new_tokens(6);
     let prompt: Vec<u32> = (0..40).map(|at| at * 7 % 300 + 5).collect();
     let answers = folders.each_ref().map(|folder| {
@@ -221,7 +186,7 @@ fn amd_devices_answer_through_the_forwarder_to_cuda() {
     let folder = small_folder();
     let rig = Rig::of_hip_on_cuda(FloatPrecision::F32);
     let Rig { mut devices, target, .. } = rig;
-    let opened = open(target, devices.remove(0), DeviceKind::Hip, folder.path());
+    let opened = open(target, devices.remove(0), DeviceKind::Hip, folder.path(), 2);
     assert_eq!(opened.model.device(), "hip:0");
     check(&opened);
 }
@@ -243,7 +208,7 @@ fn every_name_of_an_amd_device_selects_it_and_a_machine_without_one_says_so() {
         let overlay = precast::generate::config::Source { name: "overlay".to_string(), text };
         let by_folder = TextOptions { overlays: vec![overlay], ..TextOptions::default() };
         for options in [options, by_folder] {
-            if let Err(error) = open_text_model(&data(), &options) {
+            if let Err(error) = open_text_model(&data(LLAMA), &options) {
                 assert!(matches!(error, Error::Device(_)), "{name}: {error}");
             }
         }
@@ -257,9 +222,9 @@ fn every_name_of_an_amd_device_selects_it_and_a_machine_without_one_says_so() {
 
 #[test]
 fn adapters_run_where_the_device_keeps_caches_and_in_an_engine() {
-    let data = data().with_file_name("llama_lora-fp32");
+    let data = data("llama_lora-fp32");
     let folder = folder_with(&data, r#"{"length_buckets":[4],"row_buckets":[2],"kv_capacity_buckets":[32]}"#);
-    let answers = both(folder.path()).map(|opened| {
+    let answers = both(folder.path(), 2).map(|opened| {
         let params = GeneratorParams::new(opened.model.config().search.clone()).max_new_tokens(12);
         let engine = opened.engine(EngineOptions { page_tokens: 4, rows_max: 2, ..opened.engine_options() }).unwrap();
         let mut generator = Generator::new(&opened.model, params.clone()).unwrap();

@@ -20,6 +20,10 @@ pub trait Device: Send + Sync {
     fn allocate(&self, _bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
         Err(RunError::no_memory())
     }
+    /// Bytes that `allocate` could give now, where the device says.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
     /// Whether memory lies on this device.
     fn owns(&self, _memory: &dyn DeviceMemory) -> bool {
         false

@@ -241,7 +241,8 @@ fn node_bound(node: &Node, operands: &[Tensor]) -> Bound {
         }
         Op::CachedAttention(op) => {
             let (cache, length) = (operands[1].shape(), x.shape()[1]);
-            let (keys, value) = (cache[2] + length, largest(x).max(largest(&operands[2])));
+            let pages = operands.last().filter(|_| op.paged).map_or(1, |pages| pages.shape()[1]);
+            let (keys, value) = (pages * cache[2] + length, largest(x).max(largest(&operands[2])));
             // An error of a score is a relative one of its weight; both halves of a turned pair add to it.
             let score = 4.0 * largest(x) * largest(x).max(largest(&operands[1])) * (cache[3] as f64) * op.scale.abs();
             sum_bound(dtype, keys + cache[3], value * (1.0 + score))

@@ -1,4 +1,5 @@
-//! Text generation on the device: the golden cases of the tests in several settings, and how fast one row is decoded.
+//! Text generation on the device: the golden cases of the tests in several settings, how fast one row is decoded, and how fast the
+//! rows of an engine are.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -6,9 +7,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use precast::device_name::resolve_device;
+use precast::generate::engine::{Event, Request};
 use precast::generate::golden::{Difference, Golden, GoldenCase};
-use precast::generate::{Generator, GeneratorParams};
-use precast::{LaunchPath, TextFolder, TextOptions, open_text_model};
+use precast::generate::{Engine, Generator, GeneratorParams};
+use precast::{EngineOptions, KvPlace, LaunchPath, TextFolder, TextOptions, open_text_model};
 use serde_json::Value;
 
 use super::{Bar, Only, Part};
@@ -35,7 +37,7 @@ struct Setting {
     is_engine: bool,
 }
 
-const SETTINGS: [Setting; 5] = [
+const SETTINGS: [Setting; 6] = [
     Setting { name: "as it is", tuning: "{}", chunk: None, is_engine: false },
     Setting { name: "in chunks of 3", tuning: "{}", chunk: Some(3), is_engine: false },
     Setting {
@@ -51,13 +53,23 @@ const SETTINGS: [Setting; 5] = [
         is_engine: false,
     },
     Setting { name: "by the engine", tuning: "{}", chunk: None, is_engine: true },
+    Setting {
+        name: "by the engine on pages of 4",
+        tuning: r#"{"kv_page":4,"length_buckets":[5,7,11],"chunk":11,"row_buckets":[3]}"#,
+        chunk: None,
+        is_engine: true,
+    },
 ];
 
 /// The models whose decode step is measured: the one with the bar, and the same with weights of 4 bits.
 const MEASURED: [(&str, ProductWeights); 2] =
     [("llama_1b_bf16", ProductWeights::Bf16), ("llama_1b_int4", ProductWeights::Int4)];
 
-/// Runs both.
+/// Rows of the engines whose steps are measured, and the model.
+const ENGINE_ROWS: [usize; 3] = [1, 8, 32];
+const ENGINE_MODEL: &str = "llama_1b_bf16";
+
+/// Runs all.
 pub fn bars(only: Only) -> Result<Vec<Bar>> {
     let mut bars = Vec::new();
     if only.has("golden") {
@@ -74,6 +86,12 @@ pub fn bars(only: Only) -> Result<Vec<Bar>> {
         let name = format!("decode of {model}, batch 1, context {CONTEXT}");
         let size = LlamaSize { weights, ..LLAMA_1B };
         bars.push(decode(&name, model, size).unwrap_or_else(|error| Bar::failed(Part::Text, name, &error)));
+    }
+    if only.has("engine") {
+        for rows in ENGINE_ROWS {
+            let name = format!("engine of {ENGINE_MODEL}, {rows} rows that decode, context {CONTEXT}");
+            bars.push(engine_decode(&name, rows).unwrap_or_else(|error| Bar::failed(Part::Text, name, &error)));
+        }
     }
     Ok(bars)
 }
@@ -137,7 +155,11 @@ fn differences(folder: &TextFolder, case: &GoldenCase, setting: &Setting) -> Res
     let mut params = case.params(model)?;
     params.search.chunk_size = setting.chunk.or(params.search.chunk_size);
     if setting.is_engine {
-        return Ok(case.judge_engine(&folder.engine(folder.engine_options())?, model, &params)?);
+        let engine = folder.engine(folder.engine_options())?;
+        let differences = case.judge_engine(&engine, model, &params)?;
+        let kv_place = engine.metrics()?.kv_place;
+        ensure!(model.host_pages().is_some() || kv_place == KvPlace::Device, "keys and values are at {kv_place:?}");
+        return Ok(differences);
     }
     let mut differences = case.judge_generator(model, &params)?;
     if params.search.num_beams == 1 {
@@ -147,13 +169,63 @@ fn differences(folder: &TextFolder, case: &GoldenCase, setting: &Setting) -> Res
     Ok(differences)
 }
 
-/// Time of a token.
-fn decode(name: &str, model: &str, size: LlamaSize) -> Result<Bar> {
+/// A model of the shape of Llama 3.2 1B, which is written where it is not there yet.
+fn open_llama(model: &str, size: LlamaSize) -> Result<TextFolder> {
     let folder = paths::cache().join("models").join(model);
     if !folder.join("genai_config.json").exists() {
         llama_folder::write(&folder, size)?;
     }
-    let opened = open(&folder)?;
+    open(&folder)
+}
+
+/// Tokens a second of an engine whose rows all decode, with all that the host does between two steps.
+fn engine_decode(name: &str, rows: usize) -> Result<Bar> {
+    let opened = open_llama(ENGINE_MODEL, LLAMA_1B)?;
+    let steps = Arc::new(Mutex::new(Vec::new()));
+    let seen = steps.clone();
+    let model = opened.model.clone().watched(Arc::new(move |plan, report, _| {
+        if let Ok(mut seen) = seen.lock() {
+            seen.push((plan.rows.len(), plan.shape.length, report.device.launch, Instant::now()));
+        }
+    }));
+    // Rows whose prompts were read first decode while the others' are read, one a step.
+    let new_tokens = rows + WARM_STEPS + STEPS;
+    let options = opened.engine_options();
+    let pages = rows * (CONTEXT + new_tokens).div_ceil(options.page_tokens);
+    let options = EngineOptions { rows_max: rows, pages: Some(pages), ..options };
+    let engine = Engine::new(&model, None, options)?;
+    let mut params = GeneratorParams::new(model.config().search.clone()).max_new_tokens(new_tokens);
+    params.ignore_eos = true;
+    let prompt = |row: usize| (0..CONTEXT).map(|at| ((at + row) * 241 % LLAMA_1B.vocabulary) as u32).collect();
+    let submit = |row: usize| engine.submit(Request::new(prompt(row), params.clone()));
+    let handles = (0..rows).map(submit).collect::<Result<Vec<_>, _>>()?;
+    for event in handles.iter().flat_map(|handle| handle.events()) {
+        if let Event::Failed { message, .. } = event {
+            anyhow::bail!("{message}");
+        }
+    }
+    ensure!(engine.metrics()?.kv_place == KvPlace::Device, "{:?}", engine.metrics()?.kv_place);
+    let steps = steps.lock().map_err(|_| anyhow::anyhow!("a thread panicked"))?;
+    let together: Vec<_> = steps.iter().filter(|step| step.0 == rows && step.1 == 1).collect();
+    ensure!(together.len() >= STEPS, "only {} steps had all rows", together.len());
+    let measured = &together[together.len() - STEPS..];
+    let replayed = measured.iter().filter(|(.., launch, _)| *launch == LaunchPath::Replayed).count();
+    ensure!(replayed == STEPS, "only {replayed} of {STEPS} steps were replayed");
+    let step_us = median(measured.windows(2).map(|pair| (pair[1].3 - pair[0].3).as_secs_f64() * 1e6).collect());
+    let (weights, cached) = LLAMA_1B.bytes_of_step();
+    let bytes = weights + rows * CONTEXT * cached;
+    let note = format!(
+        "{:.0} tokens/s, {step_us:.0} µs a step of all rows, {:.2} TB/s, one replay a step, pages on the device",
+        rows as f64 * 1e6 / step_us,
+        bytes as f64 / step_us / 1e6
+    );
+    let (figure, unit) = (Some(step_us / rows as f64), "µs a token".to_string());
+    Ok(Bar { part: Part::Text, name: name.to_string(), figure, limit: None, unit, ok: true, note })
+}
+
+/// Time of a token.
+fn decode(name: &str, model: &str, size: LlamaSize) -> Result<Bar> {
+    let opened = open_llama(model, size)?;
     let mut params = GeneratorParams::new(opened.model.config().search.clone()).max_new_tokens(WARM_STEPS + STEPS + 1);
     params.ignore_eos = true;
     let launches = Arc::new(Mutex::new(Vec::new()));

@@ -9,9 +9,9 @@ use crate::step::{Lowered, Machine, Read, StepNode};
 /// Inputs before the tables.
 const REQUIRED: usize = 4;
 
-/// The kernel of a cached attention of f32.
+/// The kernel of a cached attention of f32 behind caches of rows; engines on the CPU have no others.
 pub fn lower(step: &StepNode, op: &CachedAttention, machine: Machine) -> Option<Lowered> {
-    if step.dtype(0) != DType::F32 {
+    if step.dtype(0) != DType::F32 || op.paged {
         return None;
     }
     let [rows, length, _] = step.shape(0)[..] else { return None };

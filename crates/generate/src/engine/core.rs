@@ -19,7 +19,7 @@ use super::options::EngineLimits;
 use super::page_pool::{PageId, PagePool};
 use super::prefix_cache::{PrefixCache, long_root};
 use super::row::{Row, RowId, RowState};
-use super::runner::{Scores, StepFault, StepRow, StepRunner, WindowPages};
+use super::runner::{Found, StepFault, StepRow, StepRunner, WindowPages};
 use super::schedule::{Candidate, Share, StepBudget, share_step};
 use super::window_group::{WindowGroup, WindowTable};
 
@@ -187,6 +187,7 @@ impl EngineCore {
             pages_free: self.pool.free(),
             pages_shared: self.prefix.len(),
             kv_bytes: self.runner.kv_bytes(),
+            kv_place: self.runner.kv_place(),
             ..self.metrics.clone()
         }
     }
@@ -432,7 +433,7 @@ impl EngineCore {
         self.windows.iter_mut().zip(&mut row.windows).for_each(|(group, table)| group.cut(table, kept));
     }
 
-    fn run(&mut self, reserved: &[ReservedRow]) -> Result<Vec<Vec<Scores>>, StepFault> {
+    fn run(&mut self, reserved: &[ReservedRow]) -> Result<Vec<Vec<Found>>, StepFault> {
         let mut tokens: Vec<Vec<u32>> = Vec::with_capacity(reserved.len());
         let mut pages: Vec<Vec<PageId>> = Vec::with_capacity(reserved.len());
         let mut tables: Vec<Vec<WindowTable>> = Vec::with_capacity(reserved.len());
@@ -457,7 +458,8 @@ impl EngineCore {
                 let is_last = part.tokens == row.pending();
                 let scored = if is_last { 1 + part.drafted } else { 0 };
                 let (cached, is_long, adapter) = (row.cached, row.is_long, row.adapter.as_ref());
-                StepRow { row: part.row, tokens, cached, pages, windows, scored, is_long, adapter }
+                let takes_largest = row.search.takes_largest();
+                StepRow { row: part.row, tokens, cached, pages, windows, scored, takes_largest, is_long, adapter }
             })
             .collect();
         self.runner.run(&rows)
@@ -501,17 +503,12 @@ impl EngineCore {
     }
 
     /// Commits a step and learns whether proposals pay, where only rows that decode took part.
-    fn commit_and_learn(
-        &mut self,
-        reserved: Vec<ReservedRow>,
-        scores: Vec<Vec<Scores>>,
-        begun: Instant,
-    ) -> StepOutcome {
+    fn commit_and_learn(&mut self, reserved: Vec<ReservedRow>, found: Vec<Vec<Found>>, begun: Instant) -> StepOutcome {
         let (rows, took) = (reserved.len(), begun.elapsed());
         let is_decoding = reserved.iter().all(|part| !self.rows[&part.row].is_prompt);
         let is_drafting = reserved.iter().any(|part| part.drafted > 0);
         let before = self.metrics.generated_tokens;
-        let outcome = self.commit(reserved, scores);
+        let outcome = self.commit(reserved, found);
         if is_decoding {
             self.governor.learn(rows, is_drafting, self.metrics.generated_tokens - before, took);
         }
@@ -519,15 +516,15 @@ impl EngineCore {
     }
 
     /// Makes the step what is: cached tokens, pages, chosen tokens, and then events.
-    fn commit(&mut self, reserved: Vec<ReservedRow>, scores: Vec<Vec<Scores>>) -> StepOutcome {
+    fn commit(&mut self, reserved: Vec<ReservedRow>, found: Vec<Vec<Found>>) -> StepOutcome {
         self.rows_now = (self.rows_now * 2).min(self.limits.rows_max);
         self.metrics.steps += 1;
         let rows = reserved.len();
         let tokens = reserved.iter().map(|part| part.tokens + part.drafted).sum();
         let mut told = Told(Vec::with_capacity(rows));
-        for (part, scores) in reserved.into_iter().zip(scores) {
+        for (part, found) in reserved.into_iter().zip(found) {
             let id = part.row;
-            let events = self.commit_row(part, &scores);
+            let events = self.commit_row(part, &found);
             let Some(row) = self.rows.get(&id) else { continue };
             let ended = events.iter().find(|event| !matches!(event, Event::Token(_))).cloned();
             told.0.push((row.events.clone(), events));
@@ -544,7 +541,7 @@ impl EngineCore {
     }
 
     /// Makes one row's part of the step what is, and gives what is to be told of it.
-    fn commit_row(&mut self, part: ReservedRow, scores: &[Scores]) -> Vec<Event> {
+    fn commit_row(&mut self, part: ReservedRow, found: &[Found]) -> Vec<Event> {
         let step = self.step;
         let Some(row) = self.rows.get_mut(&part.row) else { return Vec::new() };
         row.pages.extend(part.pages);
@@ -554,14 +551,14 @@ impl EngineCore {
             false => self.metrics.decode_wait_max = self.metrics.decode_wait_max.max(step - row.ready),
         }
         (row.cached, row.stepped, row.ready, row.failures) = (row.cached + part.tokens, step, step, 0);
-        if scores.is_empty() {
+        if found.is_empty() {
             return Vec::new();
         }
         row.is_prompt = false;
         let draft = std::mem::take(&mut row.draft);
         let before = row.usage.accepted_draft_tokens;
         let forced_max = self.limits.prefill_max.min(self.limits.events_max);
-        let events = choose_tokens(row, scores, &draft[..part.drafted], forced_max);
+        let events = choose_tokens(row, found, &draft[..part.drafted], forced_max);
         let accepted = row.usage.accepted_draft_tokens - before;
         row.speculation.learn(accepted, part.drafted);
         let generated = events.iter().filter(|event| matches!(event, Event::Token(_))).count();
@@ -689,10 +686,14 @@ impl Drop for Told {
 }
 
 /// Chooses tokens by scores, as long as they are the proposed ones, and then some of those that must follow.
-fn choose_tokens(row: &mut Row, scores: &[Scores], draft: &[u32], forced_max: usize) -> Vec<Event> {
+fn choose_tokens(row: &mut Row, found: &[Found], draft: &[u32], forced_max: usize) -> Vec<Event> {
     let mut events = Vec::new();
-    for (position, scores) in scores.iter().enumerate() {
-        let chosen = match row.search.choose(scores, &row.tokens, &row.is_generated) {
+    for (position, found) in found.iter().enumerate() {
+        let chosen = match found {
+            Found::Scores(scores) => row.search.choose(scores, &row.tokens, &row.is_generated),
+            Found::Largest(id) => row.search.accept(*id, row.tokens.len()),
+        };
+        let chosen = match chosen {
             Ok(chosen) => chosen,
             Err(error) => return failed(row, events, &error),
         };

@@ -6,11 +6,13 @@
 use crate::engine::guidance::Guide;
 use crate::kv_cache::KvCache;
 use crate::plan::{Phase, PlannedRow, Scores as PlanScores, StepPlan, StepShape};
+use crate::row_cache::{RowCache, StepScores};
 use crate::row_search::RowSearch;
-use crate::step_buffers::{Scores, StepBuffers};
+use crate::step_buffers::StepBuffers;
 use crate::text_model::{StepError, TextModel};
 
 use super::row::RowId;
+use super::runner::Found;
 use super::speculation::WIDTH_MAX;
 
 /// Faults one behind another after which nothing is proposed any more.
@@ -45,7 +47,8 @@ pub struct DraftModel {
     model: TextModel,
     /// Rows that it proposes for at once.
     rows_max: usize,
-    cache: KvCache,
+    /// Where its decoder wants it; without slots before the first round.
+    cache: RowCache,
     buffers: StepBuffers,
     held: Vec<Option<Held>>,
     rounds: u64,
@@ -59,7 +62,7 @@ impl DraftModel {
         let rows_max = rows_max.min(rows.largest());
         // A Program of the fewest rows fits wherever a row lies.
         let slots = rows.at_least(rows_max).unwrap_or(rows_max) + rows.sizes()[0] - 1;
-        let (cache, buffers) = (KvCache::default(), StepBuffers::default());
+        let (cache, buffers) = (RowCache::Host(KvCache::default()), StepBuffers::default());
         DraftModel { model: model.clone(), rows_max, cache, buffers, held: vec![None; slots], rounds: 0, faults: 0 }
     }
 
@@ -96,7 +99,7 @@ impl DraftModel {
     fn imagine(&mut self, asks: &[&DraftAsk<'_>]) -> Result<Vec<Vec<u32>>, StepError> {
         self.rounds += 1;
         self.fit_capacity(asks)?;
-        self.place(asks);
+        self.place(asks)?;
         let mut rows: Vec<Imagined<'_>> = asks.iter().enumerate().map(|(slot, ask)| Imagined::new(slot, ask)).collect();
         self.catch_up(&mut rows)?;
         let width = asks.iter().map(|ask| ask.width).max().unwrap_or(0);
@@ -114,27 +117,27 @@ impl DraftModel {
         let longest = asks.iter().map(|ask| ask.tokens.len() + ask.width).max().unwrap_or(0);
         let capacity = self.model.ladders().capacity.at_least(longest).unwrap_or(longest);
         if self.cache.slots() == 0 {
-            self.cache = KvCache::try_new(self.model.layers(), self.held.len(), capacity)?;
+            self.cache = RowCache::new(&self.model, self.held.len(), capacity)?;
         } else if capacity > self.cache.capacity() {
-            self.cache = self.cache.try_grown(self.cache.slots(), capacity)?;
+            self.cache.grow(self.held.len(), capacity)?;
         }
         Ok(())
     }
 
     /// Gives the rows the first slots, in their order of asking where they are new, and forgets what is known of their tokens
     /// to be wrong.
-    fn place(&mut self, asks: &[&DraftAsk<'_>]) {
+    fn place(&mut self, asks: &[&DraftAsk<'_>]) -> Result<(), StepError> {
         for (slot, ask) in asks.iter().enumerate() {
             let is_row = |held: &Option<Held>| held.as_ref().is_some_and(|held| held.row == ask.row);
             match self.held.iter().position(is_row) {
                 Some(from) if from == slot => {}
                 Some(from) => {
-                    self.make_way(slot, asks.len());
-                    self.cache.copy_slot(from, slot);
+                    self.make_way(slot, asks.len())?;
+                    self.cache.copy_slot(from, slot)?;
                     self.held[slot] = self.held[from].take();
                 }
                 None => {
-                    self.make_way(slot, asks.len());
+                    self.make_way(slot, asks.len())?;
                     self.held[slot] = None;
                 }
             }
@@ -149,17 +152,19 @@ impl DraftModel {
             }
             self.held[slot] = Some(Held { row: ask.row, tokens, used: self.rounds });
         }
+        Ok(())
     }
 
     /// Moves what lies in a slot behind the first ones, where nothing lies or where it was used longest ago.
-    fn make_way(&mut self, slot: usize, first: usize) {
+    fn make_way(&mut self, slot: usize, first: usize) -> Result<(), StepError> {
         if self.held[slot].is_none() {
-            return;
+            return Ok(());
         }
         let used = |slot: usize| self.held[slot].as_ref().map_or(0, |held| held.used);
-        let Some(to) = (first..self.held.len()).min_by_key(|&slot| used(slot)) else { return };
-        self.cache.copy_slot(slot, to);
+        let Some(to) = (first..self.held.len()).min_by_key(|&slot| used(slot)) else { return Ok(()) };
+        self.cache.copy_slot(slot, to)?;
         self.held[to] = self.held[slot].take();
+        Ok(())
     }
 
     /// Runs what the model has not read of each row: rows with little of it together, a prompt alone, and of a prompt that is
@@ -214,25 +219,27 @@ impl DraftModel {
         };
         let tokens = rows.iter().zip(&plan.rows).map(|(row, planned)| &row.tokens[planned.cached..][..planned.valid]);
         let tokens: Vec<&[u32]> = tokens.collect();
-        let scores = self.model.run(&plan, &tokens, &self.cache, &mut self.buffers)?.logits;
-        for (layer, half, bytes) in self.buffers.present() {
-            let row_bytes = self.cache.step_bytes(layer, half, length);
-            for row in &plan.rows {
-                let new = &bytes[plan.position(row) * row_bytes..][..row_bytes];
-                self.cache.write(layer, half, row.slot, row.cached, new, row.valid);
-            }
-        }
-        for ((row, planned), scores) in rows.iter_mut().zip(&plan.rows).zip(scores) {
+        let reads_scores = rows.iter().any(|row| !row.search.takes_largest());
+        let (_, scores) = self.cache.run(&self.model, &plan, &tokens, &mut self.buffers, reads_scores)?;
+        for ((row, planned), found) in rows.iter_mut().zip(&plan.rows).zip(found_in(scores)) {
             let end = planned.cached + planned.valid;
             if let Some(held) = &mut self.held[planned.slot] {
                 held.tokens.extend(&row.tokens[planned.cached..end]);
             }
             match end == row.tokens.len() {
-                true => row.choose(&scores),
+                true => row.choose(&found),
                 false => row.is_over = true,
             }
         }
         Ok(())
+    }
+}
+
+/// What a step found behind the rows of its plan. A largest score that is no number says nothing.
+fn found_in(StepScores { logits, best }: StepScores) -> Vec<Option<Found>> {
+    match logits {
+        Some(logits) => logits.into_iter().map(|scores| Some(Found::Scores(scores))).collect(),
+        None => best.into_iter().map(|(id, score)| score.is_finite().then_some(Found::Largest(id))).collect(),
     }
 }
 
@@ -269,14 +276,19 @@ impl<'r> Imagined<'r> {
     }
 
     /// Chooses the next token as the row would. An end is not proposed: nothing is won by verifying it.
-    fn choose(&mut self, scores: &Scores) {
-        let picked = self.search.pick_by(self.guide.as_mut(), scores, &self.tokens, &self.is_generated);
-        let id = match picked {
-            Ok((id, _)) if !self.search.is_end(id) => id,
-            Ok(_) | Err(_) => {
-                self.is_over = true;
-                return;
+    fn choose(&mut self, found: &Option<Found>) {
+        let guide = self.guide.as_mut();
+        let picked = match found {
+            None => None,
+            Some(Found::Largest(id)) => Some(*id),
+            Some(Found::Scores(scores)) => {
+                let picked = self.search.pick_by(guide, scores, &self.tokens, &self.is_generated);
+                picked.ok().map(|(id, _)| id)
             }
+        };
+        let Some(id) = picked.filter(|&id| !self.search.is_end(id)) else {
+            self.is_over = true;
+            return;
         };
         let is_allowed = self.guide.as_mut().is_none_or(|guide| guide.accept(id).is_ok());
         if is_allowed {

@@ -23,6 +23,7 @@ use super::options::{EngineLimits, EngineOptions};
 use super::paged_runner::PagedRunner;
 use super::prefix_cache::chain_root;
 use super::request::{Request, RequestHandle};
+use super::resident_runner::ResidentRunner;
 use super::row::{Row, RowId, RowState};
 use super::runner::StepRunner;
 use super::speculation::Speculation;
@@ -107,12 +108,8 @@ impl Engine {
         tokenizer: Option<&Tokenizer>,
         options: EngineOptions,
     ) -> Result<Engine, EngineError> {
-        let limits = limits_of(model, &options)?;
-        let mut runner = PagedRunner::new(model, limits.page_tokens, limits.rows_max);
-        if options.prepares_programs {
-            runner.prepare_ahead();
-        }
-        Engine::with_runner(model, tokenizer, options, Box::new(runner))
+        let (options, runner) = open_runner(model, options)?;
+        Engine::with_runner(model, tokenizer, options, runner)
     }
 
     /// An engine whose steps another runner runs.
@@ -278,6 +275,34 @@ impl Engine {
             usage: Usage { prompt_tokens: request.prompt.len(), ..Usage::default() },
             events: events.clone(),
             waits_for: (answer > 0).then_some(RowId(first)),
+        }
+    }
+}
+
+/// What runs the steps of an engine, and the options with as many pages as it has: on pages of the device where that keeps them,
+/// else on the host's, whose metrics then say why.
+fn open_runner(model: &TextModel, options: EngineOptions) -> Result<(EngineOptions, Box<dyn StepRunner>), EngineError> {
+    let on_device = || -> Result<(EngineOptions, ResidentRunner), String> {
+        let device = model.page_device().ok_or_else(|| model.host_pages().unwrap_or_default().to_string())?;
+        let own = options.within_device(model, device.free_bytes())?;
+        let limits = limits_of(model, &own).map_err(|error| error.to_string())?;
+        Ok((own, ResidentRunner::new(model, &limits)?))
+    };
+    match on_device() {
+        Ok((options, mut runner)) => {
+            if options.prepares_programs {
+                runner.prepare_ahead();
+            }
+            Ok((options, Box::new(runner)))
+        }
+        Err(reason) => {
+            let limits = limits_of(model, &options)?;
+            let for_device = model.resident().is_some().then_some(reason);
+            let mut runner = PagedRunner::new(model, limits.page_tokens, limits.rows_max, for_device);
+            if options.prepares_programs {
+                runner.prepare_ahead();
+            }
+            Ok((options, Box::new(runner)))
         }
     }
 }

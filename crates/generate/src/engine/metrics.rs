@@ -2,6 +2,18 @@
 
 use super::speculation::SpeculationStats;
 
+/// Where an engine keeps keys and values.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum KvPlace {
+    /// In the memory of the host, which computes.
+    #[default]
+    Host,
+    /// In the memory of the device that computes.
+    Device,
+    /// In the memory of the host, from where every step brings them to the device that computes, and why.
+    HostForDevice(String),
+}
+
 /// What an engine did so far, and how things stand in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineMetrics {
@@ -19,6 +31,8 @@ pub struct EngineMetrics {
     pub pages_shared: usize,
     /// Bytes that keys and values take.
     pub kv_bytes: usize,
+    /// Where they lie.
+    pub kv_place: KvPlace,
     /// Most steps from one step of an answer to its next, while it decodes and its client takes what it is told.
     pub decode_wait_max: u64,
     /// Most steps that an answer waited for pages.

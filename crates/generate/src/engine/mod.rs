@@ -6,6 +6,7 @@
 
 mod complete;
 pub mod core;
+mod device_pages;
 mod draft_governor;
 pub mod draft_model;
 mod engine_thread;
@@ -19,6 +20,7 @@ mod paged_runner;
 pub mod prefix_cache;
 mod preparer;
 pub mod request;
+mod resident_runner;
 pub mod row;
 mod row_copies;
 pub mod runner;
@@ -32,8 +34,9 @@ pub use complete::{complete, complete_requests, params_of_prompt};
 pub use engine_thread::{Engine, EngineError};
 pub use events::{Event, TokenEvent, Usage};
 pub use guidance::{Guidance, GuidanceError};
-pub use metrics::EngineMetrics;
+pub use metrics::{EngineMetrics, KvPlace};
 pub use options::{EngineLimits, EngineOptions};
 pub use paged_runner::PagedRunner;
 pub use request::{Request, RequestHandle};
+pub use resident_runner::ResidentRunner;
 pub use speculation::SpeculationStats;

@@ -1,6 +1,7 @@
 //! How an engine shares a device: what the folder says, and what callers may change.
 
 use crate::config::{EngineConfig, GenerationConfig, SpeculativeConfig};
+use crate::text_model::TextModel;
 
 /// Tokens of a page where a folder does not say.
 const DEFAULT_PAGE_TOKENS: usize = 256;
@@ -102,6 +103,25 @@ impl EngineOptions {
         }
     }
 
+    /// The same where pages are of a device that has so many bytes free, as far as it says, before it has the decoder's weights.
+    /// Pages that nobody counted are as many as fit.
+    pub(super) fn within_device(&self, model: &TextModel, free_bytes: Option<u64>) -> Result<EngineOptions, String> {
+        let (None, Some(free_bytes)) = (self.pages, free_bytes) else { return Ok(self.clone()) };
+        let (context_length, token_bytes) = (model.config().model.context_length, model.kv_bytes_per_token());
+        let limits = self.limits(context_length, token_bytes, model.ladders().length.largest())?;
+        let left = usize::try_from(free_bytes.saturating_sub(model.weight_bytes())).unwrap_or(usize::MAX);
+        // Unless someone says how many bytes, half is left to captures, workspaces and the caches of generators.
+        let room = if self.kv_bytes_max.is_some() { left } else { left / 2 };
+        let fitting = room / limits.page_tokens.saturating_mul(token_bytes).max(1);
+        let pages = if fitting < limits.pages { few_bits(fitting) } else { limits.pages };
+        match pages {
+            0 => {
+                Err(format!("the device has {free_bytes} bytes free, and there is room for no page beside the weights"))
+            }
+            pages => Ok(EngineOptions { pages: Some(pages), ..self.clone() }),
+        }
+    }
+
     /// The numbers that an engine works with, for a model of which a token takes so many bytes.
     pub fn limits(&self, context_length: usize, token_bytes: usize, chunk: usize) -> Result<EngineLimits, String> {
         let claims = [
@@ -143,6 +163,13 @@ impl EngineOptions {
             windows: Vec::new(),
         })
     }
+}
+
+/// A number that is at most an eighth less and has three bits: Programs are of a number of pages, and free memory varies a little
+/// from one process to the next.
+fn few_bits(number: usize) -> usize {
+    let shift = (usize::BITS - number.leading_zeros()).saturating_sub(3);
+    number >> shift << shift
 }
 
 /// The numbers that an engine works with.
@@ -207,6 +234,11 @@ mod tests {
             queued_max: 8,
             checks_invariants: false,
         }
+    }
+
+    #[test]
+    fn pages_that_fit_a_device_are_a_number_of_three_bits() {
+        assert_eq!([0, 1, 7, 8, 9, 1000, 1 << 20].map(few_bits), [0, 1, 7, 8, 8, 896, 1 << 20]);
     }
 
     #[test]

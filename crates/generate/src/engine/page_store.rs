@@ -235,6 +235,7 @@ mod tests {
             pages: &pages,
             windows: &windows,
             scored: 1,
+            takes_largest: false,
             is_long: false,
             adapter: None,
         };

@@ -14,11 +14,12 @@ use crate::step_buffers::StepBuffers;
 use crate::text_model::{StepError, StepOutputs, TextModel};
 
 use super::draft_model::DraftModel;
+use super::metrics::KvPlace;
 use super::page_store::PageStores;
 use super::preparer::Preparer;
 use super::row::RowId;
 use super::row_copies::{Held, RowCopies};
-use super::runner::{Scores, StepFault, StepRow, StepRunner};
+use super::runner::{Found, StepFault, StepRow, StepRunner};
 
 /// Steps of an engine on a decoder.
 pub struct PagedRunner {
@@ -34,6 +35,8 @@ pub struct PagedRunner {
     draft: Option<DraftModel>,
     preparer: Option<Preparer>,
     runs: u64,
+    /// Where it keeps keys and values: on the host, for whatever reason.
+    place: KvPlace,
 }
 
 /// Rows that share copies: those of two successive capacities, by number, and of one adapter. So the groups of several adapters
@@ -44,25 +47,29 @@ type Class = (usize, Option<Digest>);
 const IDLE_RUNS_MAX: u64 = 64;
 
 impl PagedRunner {
-    /// A runner for steps of at most so many rows.
-    pub fn new(model: &TextModel, page_tokens: usize, rows_max: usize) -> PagedRunner {
+    /// A runner for steps of at most so many rows. `for_device` says why keys and values are on the host though it is a device
+    /// that computes, where that is so.
+    pub fn new(model: &TextModel, page_tokens: usize, rows_max: usize, for_device: Option<String>) -> PagedRunner {
         let ladders = model.ladders().clone();
         let rows_max = rows_max.min(ladders.rows.largest());
         let slots_max = ladders.rows.at_least(rows_max).unwrap_or(rows_max) + 1;
         let store = PageStores::new(model.layers(), page_tokens);
         let draft = model.draft().map(|draft| DraftModel::new(draft, rows_max));
         let (model, copies, buffers) = (model.clone(), BTreeMap::new(), Vec::new());
-        PagedRunner { model, ladders, rows_max, slots_max, store, copies, buffers, draft, preparer: None, runs: 0 }
+        let (preparer, place) = (None, for_device.map_or(KvPlace::Host, KvPlace::HostForDevice));
+        PagedRunner { model, ladders, rows_max, slots_max, store, copies, buffers, draft, preparer, runs: 0, place }
     }
 
     /// Has Programs compiled ahead of need, on a thread of its own.
     pub fn prepare_ahead(&mut self) {
-        self.preparer = Preparer::begin(&self.model, self.rows_max);
+        let model = self.model.clone();
+        let prepare = move |shape, wants_scores| model.prepare_on_host(shape, wants_scores);
+        self.preparer = Preparer::begin(&self.ladders, self.rows_max, prepare);
     }
 
     /// Runs groups of rows, each in one Program, and keeps what they give when all have run: all rows of a group have one new
     /// token, or few and scores behind each, or there is one. What each gives is in the order of its rows.
-    fn run_groups(&mut self, groups: &[Vec<&StepRow<'_>>]) -> Result<Vec<Vec<Vec<Scores>>>, StepFault> {
+    fn run_groups(&mut self, groups: &[Vec<&StepRow<'_>>]) -> Result<Vec<Vec<Vec<Found>>>, StepFault> {
         self.runs += 1;
         let mut jobs: Vec<Job<'_>> = Vec::with_capacity(groups.len());
         for (number, rows) in groups.iter().enumerate() {
@@ -85,13 +92,14 @@ impl PagedRunner {
             let own = jobs.iter().filter(|job| job.class.1.is_none());
             own.for_each(|job| preparer.look_ahead(&job.plan, &self.ladders));
         }
-        let mut scores: Vec<Vec<Vec<Scores>>> = groups.iter().map(|rows| vec![Vec::new(); rows.len()]).collect();
+        let mut found: Vec<Vec<Vec<Found>>> = groups.iter().map(|rows| vec![Vec::new(); rows.len()]).collect();
         for (job, outputs) in jobs.iter().zip(outputs) {
-            for (&position, found) in job.positions.iter().zip(scores_of(&job.rows, &job.plan, outputs)) {
-                scores[job.group][position] = found;
+            let scores = outputs.logits.into_iter().map(Found::Scores);
+            for (&position, own) in job.positions.iter().zip(wanted_of(&job.rows, &job.plan, scores)) {
+                found[job.group][position] = own;
             }
         }
-        Ok(scores)
+        Ok(found)
     }
 
     /// Rows of the Programs that a group runs on: many rows with one new token are divided, so that every thread has some.
@@ -118,20 +126,11 @@ impl PagedRunner {
         rows.first().map(|row| self.class_of(row))
     }
 
-    /// The decoder of a group's rows, which all have the same adapter.
-    fn model_of(&self, rows: &[&StepRow<'_>]) -> Result<TextModel, StepFault> {
-        let model = match rows.first().and_then(|row| row.adapter) {
-            Some(adapter) => self.model.with_adapter(Some(adapter)),
-            None => Ok(self.model.clone()),
-        };
-        model.map_err(|error| StepFault::Retryable(error.to_string()))
-    }
-
     /// What runs of a group whose rows lie in these slots: a Program for each part of it, in the order of the slots. Where larger
     /// Programs are taken that are there, one of them for all rows comes before parts whose Programs are not.
     fn jobs_of<'r>(&self, group: usize, rows: &[&'r StepRow<'r>], slots: &[usize]) -> Result<Vec<Job<'r>>, StepFault> {
         let Some(class) = self.class_of_group(rows) else { return Ok(Vec::new()) };
-        let model = self.model_of(rows)?;
+        let model = model_of(&self.model, rows)?;
         let parts = self.parts_of(rows, self.copies[&class].cache.slots());
         let jobs = self.jobs_of_parts(group, &model, rows, slots, &parts);
         if parts.len() > 1 && jobs.iter().any(|job| !is_ready(&model, &job.plan)) {
@@ -161,22 +160,8 @@ impl PagedRunner {
             let (positions, others) = left.split_at(part);
             left = others;
             let in_order: Vec<&StepRow<'_>> = positions.iter().map(|&position| rows[position]).collect();
-            let longest = in_order.iter().map(|row| row.tokens.len()).max().unwrap_or(1);
-            let length = self.ladders.length.at_least(longest).unwrap_or(longest);
-            let size = self.ladders.rows.at_least(part).unwrap_or(part);
-            let planned = in_order.iter().zip(positions).map(|(row, &position)| PlannedRow {
-                slot: slots[position],
-                cached: row.cached,
-                valid: row.tokens.len(),
-                is_last: row.scored > 0,
-            });
-            let mut plan = StepPlan {
-                phase: if longest == 1 { Phase::Decode } else { Phase::Prefill },
-                shape: StepShape { rows: size, length, capacity: cache.capacity() },
-                rows: planned.collect(),
-                scores: if in_order.iter().any(|row| row.scored > 1) { PlanScores::All } else { PlanScores::Last },
-                is_long: in_order.iter().any(|row| row.is_long),
-            };
+            let slots: Vec<usize> = positions.iter().map(|&position| slots[position]).collect();
+            let mut plan = plan_of(&in_order, &slots, &self.ladders, cache.capacity());
             self.pad_up(model, &mut plan, cache.slots());
             let (model, positions) = (model.clone(), positions.to_vec());
             jobs.push(Job { group, class, model, positions, rows: in_order, plan });
@@ -289,6 +274,15 @@ impl PagedRunner {
     }
 }
 
+/// The decoder of a group's rows, which all have the same adapter.
+pub(super) fn model_of(model: &TextModel, rows: &[&StepRow<'_>]) -> Result<TextModel, StepFault> {
+    let model = match rows.first().and_then(|row| row.adapter) {
+        Some(adapter) => model.with_adapter(Some(adapter)),
+        None => Ok(model.clone()),
+    };
+    model.map_err(|error| StepFault::Retryable(error.to_string()))
+}
+
 /// Whether the Program of a plan is there, or makes no difference.
 fn is_ready(model: &TextModel, plan: &StepPlan) -> bool {
     ready_for(model, plan).has(plan.shape)
@@ -380,6 +374,26 @@ fn rows_of<'b>(bytes: &'b [u8], plan: &StepPlan) -> impl Iterator<Item = &'b [u8
     bytes.chunks((bytes.len() / plan.shape.rows.max(1)).max(1))
 }
 
+/// The step of rows that lie in these slots of a cache of this capacity.
+pub(super) fn plan_of(rows: &[&StepRow<'_>], slots: &[usize], ladders: &Ladders, capacity: usize) -> StepPlan {
+    let longest = rows.iter().map(|row| row.tokens.len()).max().unwrap_or(1);
+    let length = ladders.length.at_least(longest).unwrap_or(longest);
+    let size = ladders.rows.at_least(rows.len()).unwrap_or(rows.len());
+    let planned = rows.iter().zip(slots).map(|(row, &slot)| PlannedRow {
+        slot,
+        cached: row.cached,
+        valid: row.tokens.len(),
+        is_last: row.scored > 0,
+    });
+    StepPlan {
+        phase: if longest == 1 { Phase::Decode } else { Phase::Prefill },
+        shape: StepShape { rows: size, length, capacity },
+        rows: planned.collect(),
+        scores: if rows.iter().any(|row| row.scored > 1) { PlanScores::All } else { PlanScores::Last },
+        is_long: rows.iter().any(|row| row.is_long),
+    }
+}
+
 impl StepRunner for PagedRunner {
     fn vocabulary(&self) -> usize {
         self.model.vocabulary()
@@ -390,6 +404,10 @@ impl StepRunner for PagedRunner {
         self.store.bytes() + copies + self.draft.as_ref().map_or(0, DraftModel::kv_bytes)
     }
 
+    fn kv_place(&self) -> KvPlace {
+        self.place.clone()
+    }
+
     fn is_divisible(&self) -> bool {
         !self.ladders.is_exact
     }
@@ -398,8 +416,8 @@ impl StepRunner for PagedRunner {
         true
     }
 
-    fn run(&mut self, rows: &[StepRow<'_>]) -> Result<Vec<Vec<Scores>>, StepFault> {
-        let mut scores: Vec<Vec<Scores>> = vec![Vec::new(); rows.len()];
+    fn run(&mut self, rows: &[StepRow<'_>]) -> Result<Vec<Vec<Found>>, StepFault> {
+        let mut scores: Vec<Vec<Found>> = vec![Vec::new(); rows.len()];
         self.fit_copies(rows)?;
         for row in rows {
             self.store.reserve(row).map_err(no_memory)?;
@@ -427,7 +445,11 @@ impl StepRunner for PagedRunner {
         // A Session whose device has failed runs nothing any more, so there is a new one or none.
         let model = self.model.reopen().map_err(StepFault::DeviceLost)?;
         let prepares = self.preparer.is_some();
-        *self = PagedRunner::new(&model, self.store.page_tokens(), self.rows_max);
+        let for_device = match &self.place {
+            KvPlace::HostForDevice(reason) => Some(reason.clone()),
+            KvPlace::Host | KvPlace::Device => None,
+        };
+        *self = PagedRunner::new(&model, self.store.page_tokens(), self.rows_max, for_device);
         if prepares {
             self.prepare_ahead();
         }
@@ -437,7 +459,7 @@ impl StepRunner for PagedRunner {
 
 /// Which rows run in one Program: of each class those with one new token, and those whose scores are wanted behind several;
 /// each prompt alone.
-fn groups(
+pub(super) fn groups(
     rows: &[StepRow<'_>],
     rows_max: usize,
     length_max: usize,
@@ -469,12 +491,15 @@ fn no_memory(error: NoMemory) -> StepFault {
     StepFault::Retryable(error.to_string())
 }
 
-/// The scores that each row wants: those behind its last tokens.
-fn scores_of(rows: &[&StepRow<'_>], plan: &StepPlan, outputs: StepOutputs) -> Vec<Vec<Scores>> {
-    let mut logits = outputs.logits.into_iter();
-    let mut scores = Vec::with_capacity(rows.len());
+/// What each row wants of what a step has found, row by row: that behind its last tokens.
+pub(super) fn wanted_of(
+    rows: &[&StepRow<'_>],
+    plan: &StepPlan,
+    mut all: impl Iterator<Item = Found>,
+) -> Vec<Vec<Found>> {
+    let mut wanted = Vec::with_capacity(rows.len());
     for row in rows {
-        let mut found: Vec<Scores> = logits.by_ref().take(plan.scored()).collect();
+        let mut found: Vec<Found> = all.by_ref().take(plan.scored()).collect();
         match plan.scores {
             PlanScores::Last => found.truncate(row.scored),
             PlanScores::All => {
@@ -482,13 +507,13 @@ fn scores_of(rows: &[&StepRow<'_>], plan: &StepPlan, outputs: StepOutputs) -> Ve
                 found.drain(..row.tokens.len() - row.scored);
             }
         }
-        scores.push(found);
+        wanted.push(found);
     }
-    scores
+    wanted
 }
 
 /// What a failed step means for the engine.
-fn fault(error: StepError) -> StepFault {
+pub(super) fn fault(error: StepError) -> StepFault {
     match &error {
         StepError::Session(session) => match session.lost_device() {
             Some(reason) => StepFault::DeviceLost(reason.to_string()),
@@ -507,8 +532,8 @@ mod tests {
         let sizes = Ladder::of(Ladder::fine(64).sizes().iter().copied().chain([40, 56]), 64);
         let divided = |rows, threads| divide_rows(rows, threads, &sizes, 65);
         assert_eq!((divided(1, 2), divided(15, 2), divided(64, 1)), (vec![1], vec![15], vec![64]));
-        assert_eq!((divided(31, 2), divided(33, 2), divided(64, 2)), (vec![31], vec![24, 9], vec![32, 32]));
-        assert_eq!((divided(64, 4), divided(50, 4)), (vec![16; 4], vec![24, 16, 10]));
+        assert_eq!((divided(23, 2), divided(33, 2), divided(64, 2)), (vec![23], vec![24, 9], vec![32, 32]));
+        assert_eq!((divided(64, 4), divided(50, 4)), (vec![16; 4], vec![16, 12, 12, 10]));
         for rows in 1..=64 {
             let filler =
                 |parts: &[usize]| parts.iter().map(|&part| sizes.at_least(part).unwrap() - part).sum::<usize>();

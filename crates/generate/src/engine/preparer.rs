@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 
 use crate::ladder::Ladders;
 use crate::plan::{StepPlan, StepShape};
-use crate::text_model::TextModel;
+use crate::text_model::StepError;
 
 /// Rows that have filled this part of their capacity will soon need the next one.
 const FILLED: (usize, usize) = (3, 4);
@@ -21,18 +21,21 @@ pub(super) struct Preparer {
 impl Preparer {
     /// Begins with what steps of at most so many rows need first: one row that decodes, prompts of every length, the longest
     /// first, and then more rows. None where there is no thread to be had; steps then wait for what they need.
-    pub(super) fn begin(model: &TextModel, rows_max: usize) -> Option<Preparer> {
+    pub(super) fn begin(
+        ladders: &Ladders,
+        rows_max: usize,
+        prepare: impl Fn(StepShape, bool) -> Result<(), StepError> + Send + 'static,
+    ) -> Option<Preparer> {
         let (shapes, asked) = channel::<(StepShape, bool)>();
-        let (thread_model, ladders) = (model.clone(), model.ladders());
-        let prepare = move || {
+        let prepare_all = move || {
             for (shape, wants_scores) in asked {
                 // The step that needs it meets the same failure and tells its rows.
-                if thread_model.prepare(shape, wants_scores).is_err() {
+                if prepare(shape, wants_scores).is_err() {
                     return;
                 }
             }
         };
-        std::thread::Builder::new().name("precast-prepare".to_string()).spawn(prepare).ok()?;
+        std::thread::Builder::new().name("precast-prepare".to_string()).spawn(prepare_all).ok()?;
         let mut preparer = Preparer { shapes, asked: BTreeSet::new() };
         first_shapes(ladders, rows_max).into_iter().for_each(|(shape, scores)| preparer.ask(shape, scores));
         Some(preparer)

@@ -5,6 +5,7 @@ use crate::adapter::Adapter;
 pub use crate::step_buffers::Scores;
 
 use super::draft_model::DraftModel;
+use super::metrics::KvPlace;
 use super::page_pool::PageId;
 use super::row::RowId;
 
@@ -33,10 +34,21 @@ pub struct StepRow<'a> {
     pub windows: &'a [WindowPages<'a>],
     /// Behind how many of the last tokens scores are wanted.
     pub scored: usize,
+    /// Whether all that is wanted of scores is which token has the largest.
+    pub takes_largest: bool,
     /// Whether the row is computed as long ones are, those of its pages too.
     pub is_long: bool,
     /// Whose values the row is computed with, those of its pages too; the decoder's own where none.
     pub adapter: Option<&'a Adapter>,
+}
+
+/// What a step found behind a token.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// The scores of all ids.
+    Scores(Scores),
+    /// The id of the largest score, which is a number, of equal ones the lowest; only of rows that want no more.
+    Largest(u32),
 }
 
 /// Why a step did not run.
@@ -58,6 +70,11 @@ pub trait StepRunner: Send {
     /// Bytes that keys and values take now, copies included.
     fn kv_bytes(&self) -> usize;
 
+    /// Where they lie.
+    fn kv_place(&self) -> KvPlace {
+        KvPlace::Host
+    }
+
     /// Whether a row may be cut into pieces and run beside others without changing its answer.
     fn is_divisible(&self) -> bool;
 
@@ -67,8 +84,8 @@ pub trait StepRunner: Send {
     }
 
     /// Runs the new tokens of rows and keeps their keys and values in the rows' pages, behind what is cached. Gives for each
-    /// row the scores that are wanted. After a fault what was cached is as before.
-    fn run(&mut self, rows: &[StepRow<'_>]) -> Result<Vec<Vec<Scores>>, StepFault>;
+    /// row what is wanted of scores. After a fault what was cached is as before.
+    fn run(&mut self, rows: &[StepRow<'_>]) -> Result<Vec<Vec<Found>>, StepFault>;
 
     /// The model that proposes tokens, if there is one.
     fn draft(&mut self) -> Option<&mut DraftModel> {

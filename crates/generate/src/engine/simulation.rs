@@ -15,11 +15,11 @@ use super::options::EngineLimits;
 use super::page_pool::PageId;
 use super::prefix_cache::chain_root;
 use super::row::{Row, RowId, RowState};
-use super::runner::{Scores, StepFault, StepRow, StepRunner};
+use super::runner::{Found, Scores, StepFault, StepRow, StepRunner};
 use super::speculation::Speculation;
 use crate::config::{SearchConfig, SpeculativeConfig};
 use crate::row_search::{RowDraws, RowSearch, SearchOptions};
-use crate::search::{FinishReason, GeneratorParams};
+use crate::search::{FinishReason, GeneratorParams, choose_likeliest};
 
 const VOCABULARY: usize = 12;
 const EOS: u32 = 0;
@@ -112,7 +112,7 @@ impl StepRunner for FakeRunner {
         self.is_divisible
     }
 
-    fn run(&mut self, rows: &[StepRow<'_>]) -> Result<Vec<Vec<Scores>>, StepFault> {
+    fn run(&mut self, rows: &[StepRow<'_>]) -> Result<Vec<Vec<Found>>, StepFault> {
         let fault = {
             let mut wishes = self.wishes.lock().unwrap();
             wishes.runs += 1;
@@ -149,7 +149,14 @@ impl StepRunner for FakeRunner {
                     "scores behind {length}"
                 );
             }
-            (0..row.scored).map(|number| scores_behind(&tokens[..end - row.scored + number + 1])).collect()
+            let found = |number: usize| {
+                let scores = scores_behind(&tokens[..end - row.scored + number + 1]);
+                match choose_likeliest(&scores, end) {
+                    Ok(id) if row.takes_largest => Found::Largest(id),
+                    Ok(_) | Err(_) => Found::Scores(scores),
+                }
+            };
+            (0..row.scored).map(found).collect()
         });
         Ok(scores.collect())
     }

@@ -32,13 +32,17 @@ const THREADS: usize = 128;
 /// What a launch that turns keys reads.
 const TURNED: [&str; 5] = ["joint", "lengths", "cosines", "sines", "positions"];
 /// What a launch that attends reads.
-const ATTENDED: [&str; 8] = ["joint", "keys", "values", "lengths", "cosines", "sines", "positions", "sinks"];
+const ATTENDED: [&str; 9] = ["joint", "keys", "values", "lengths", "cosines", "sines", "positions", "sinks", "pages"];
 
 /// How an attention is cut.
 struct Cut {
     rows: usize,
     length: usize,
+    /// Cached tokens that a row may have.
     slots: usize,
+    /// Tokens of a page, and pages that there are; all slots of a row and none where tokens do not lie in pages.
+    page_tokens: usize,
+    page_count: usize,
     size: usize,
     /// Query heads of a block.
     heads: usize,
@@ -80,7 +84,9 @@ pub fn lower(site: &Site, op: &CachedAttention) -> Option<Lowered> {
 impl Cut {
     fn new(site: &Site, op: &CachedAttention) -> Option<Cut> {
         let (joint, cache) = (site.shape(0), site.shape(1));
-        let (rows, length, slots, size) = (joint[0], joint[1], cache[2], cache[3]);
+        let (rows, length, page_tokens, size) = (joint[0], joint[1], cache[2], cache[3]);
+        let width = if op.paged { site.shape(site.node.inputs.len() - 1)[1] } else { 1 };
+        let (slots, page_count) = (width * page_tokens, if op.paged { cache[0] } else { 0 });
         let multiprocessors = site.arch.multiprocessors as usize;
         let is_cluster = length == 1 && has_clusters(site.arch) && slots <= CLUSTER_SLOTS_MAX;
         let parts_max = slots.div_ceil(SLOTS_OF_A_PART).max(1);
@@ -107,6 +113,8 @@ impl Cut {
             rows,
             length,
             slots,
+            page_tokens,
+            page_count,
             size,
             heads,
             vec,
@@ -120,7 +128,9 @@ impl Cut {
             cut.threads /= 2;
         }
         let is_legal = cut.shared_bytes(site) <= SHARED_BYTES_MAX && rows * parts <= 65535 && blocks(heads) <= 65535;
-        (is_legal && size > 0).then_some(cut)
+        // Places in a row and numbers of pages are 32-bit integers of the kernel.
+        let is_counted = [slots + length, page_count].into_iter().all(|count| i32::try_from(count).is_ok());
+        (is_legal && is_counted && size > 0 && slots > 0).then_some(cut)
     }
 
     /// Dynamic shared memory: the new key, queries, what warps have, and what the block has.
@@ -133,7 +143,7 @@ impl Cut {
 
     /// Constants and functions that all launches share.
     fn text(&self, site: &Site, op: &CachedAttention) -> Option<String> {
-        let Cut { length, slots, size, heads, vec, lanes, threads, parts, .. } = *self;
+        let Cut { length, slots, page_tokens, size, heads, vec, lanes, threads, parts, .. } = *self;
         let table = if op.rotary == RotaryFn::None { vec![1, 0] } else { site.shape(4) };
         let rotary = match op.rotary {
             RotaryFn::None => 0,
@@ -149,6 +159,7 @@ impl Cut {
         );
         let _ = writeln!(text, "constexpr int HEADS = {}, KV_HEADS = {}, G = {heads};", op.heads, op.kv_heads);
         let _ = writeln!(text, "constexpr int D = {size}, SLOTS = {slots}, LENGTH = {length}, WINDOW = {};", op.window);
+        let _ = writeln!(text, "constexpr bool IS_PAGED = {};\nconstexpr int PAGE_TOKENS = {page_tokens};", op.paged);
         let chunks = size.div_ceil(vec * lanes);
         let _ = writeln!(text, "constexpr int VEC = {vec}, LANES = {lanes}, CHUNKS = {chunks};");
         let _ = writeln!(
@@ -201,8 +212,8 @@ impl Cut {
             false => (format!("Arg<f32, {first}> parts, "), "0", "parts.get()"),
         };
         let text = format!(
-            "{text}{kernel}{}{last}Arg<T, {}> new_keys, Arg<T, {}> new_values) {{\n    \
-             attend({}, {y}, new_keys.get(), new_values.get(), {parts});\n}}\n",
+            "{text}{kernel}{}{last}Arg<T, {}> new_keys, Arg<T, {}> new_values, i64 page_count) {{\n    \
+             attend({}, {y}, new_keys.get(), new_values.get(), {parts}, page_count);\n}}\n",
             operands.parameters(0, &ATTENDED),
             first + 1,
             first + 2,
@@ -217,7 +228,7 @@ impl Cut {
             block: [self.threads as u32, 1, 1],
             shared_bytes: self.shared_bytes(site) as u32,
             operands: operands.reads(&ATTENDED).chain([result, Operand::Write(1), Operand::Write(2)]).collect(),
-            scalars: Vec::new(),
+            scalars: vec![self.page_count as i64],
             row_bytes: Vec::new(),
         })
     }
@@ -256,6 +267,7 @@ impl Operands {
         }
         names.extend(op.positions.then_some(("positions", "i64")));
         names.extend(op.sinks.then_some(("sinks", "T")));
+        names.extend(op.paged.then_some(("pages", "i32")));
         Operands(names)
     }
 

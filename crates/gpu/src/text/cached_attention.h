@@ -1,4 +1,4 @@
-// Attention of new tokens behind a ring of cached ones. A block has the G query heads of one key head, or some of them, of one
+// Attention of new tokens behind cached ones, which lie in a ring for each row or in pages. A block has the G query heads of one key head, or some of them, of one
 // new token, and a part of the keys; LANES threads have a key, CHUNKS times VEC elements of it each. A group of lanes keeps the
 // largest score, the sum of weights and the weighted values of the keys that it has seen; groups are joined at the end.
 
@@ -58,21 +58,27 @@ struct Seen {
 // Keys and values behind each other: cached ones, then new ones.
 struct Keys {
     const T *cached_keys, *cached_values, *new_keys, *new_values;
-    int cached, slots, query;
+    const i32 *pages;
+    int cached, slots, query, page_count;
 
-    // Slots hold the last tokens; new tokens follow. A window has its last tokens only.
+    // Slots hold the last tokens, pages all of them; new tokens follow. A window has its last tokens only.
     DEVICE_MEMBER bool is_seen(int at) const {
         if (WINDOW == 0) return true;
         int token = at;
         if (at >= slots) token = cached + at - slots;
-        else if (cached > SLOTS) token = at + (cached - 1 - at) / SLOTS * SLOTS;
+        else if (!IS_PAGED && cached > SLOTS) token = at + (cached - 1 - at) / SLOTS * SLOTS;
         return token + WINDOW > query;
     }
-    DEVICE_MEMBER const T *key(int at) const {
-        return at < slots ? cached_keys + (i64)at * D : new_keys + (i64)(at - slots) * D;
+    // How many of the first tokens no query of the block sees: in pages they lie in order, and a window has few of them.
+    DEVICE_MEMBER int unseen() const {
+        if (!IS_PAGED || WINDOW == 0 || cached > SLOTS) return 0;
+        return query >= WINDOW ? query - WINDOW + 1 : 0;
     }
-    DEVICE_MEMBER const T *value(int at) const {
-        return at < slots ? cached_values + (i64)at * D : new_values + (i64)(at - slots) * D;
+    // Where a cached token begins, among the keys as among the values; below 0 if it is in no page that there is.
+    DEVICE_MEMBER i64 place(int at) const {
+        if (!IS_PAGED) return (i64)at * D;
+        int page = pages[at / PAGE_TOKENS];
+        return page < 0 || page >= page_count ? -1 : ((i64)page * KV_HEADS * PAGE_TOKENS + at % PAGE_TOKENS) * D;
     }
 };
 
@@ -90,11 +96,16 @@ struct Loaded {
         UNROLL for (int turn = 0; turn < AHEAD; turn++) {
             int at = first + turn * GROUPS;
             is_in[turn] = at < end && keys.is_seen(at);
+            bool is_cached = at < keys.slots;
+            i64 place = (i64)(at - keys.slots) * D;
+            if (is_in[turn] && is_cached) place = keys.place(at), is_in[turn] = place >= 0;
+            const T *key = (is_cached ? keys.cached_keys : keys.new_keys) + place;
+            const T *value = (is_cached ? keys.cached_values : keys.new_values) + place;
             UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
                 int d = (chunk * LANES + lane) * VEC;
                 if (!is_in[turn] || d >= D) continue;
-                k[turn][chunk] = load_vec<VEC>(keys.key(at) + d);
-                v[turn][chunk] = load_vec<VEC>(keys.value(at) + d);
+                k[turn][chunk] = load_vec<VEC>(key + d);
+                v[turn][chunk] = load_vec<VEC>(value + d);
             }
         }
     }
@@ -175,7 +186,8 @@ struct PartsInCluster {
 // The kernel: block (token, key head and tile, row and part). PARTS blocks divide the keys: those of a cluster join what they
 // have; others leave it in `parts`, by query and part.
 DEVICE void attend(const T *joint, const T *cached_keys, const T *cached_values, const i32 *lengths, const T *cosines,
-                   const T *sines, const i64 *positions, const T *sinks, T *y, T *new_keys, T *new_values, f32 *parts) {
+                   const T *sines, const i64 *positions, const T *sinks, const i32 *pages, T *y, T *new_keys,
+                   T *new_values, f32 *parts, i64 page_count) {
     if (LENGTH == 1) start_next();
     wait_for_last();
     SHARED_BYTES(shared);
@@ -187,8 +199,9 @@ DEVICE void attend(const T *joint, const T *cached_keys, const T *cached_values,
     i64 position = position_of(positions, cached, row, step);
     joint += token * HEADS_ALL * D;
     Keys keys;
-    keys.cached_keys = cached_keys + (row * KV_HEADS + kv_head) * SLOTS * D;
-    keys.cached_values = cached_values + (row * KV_HEADS + kv_head) * SLOTS * D;
+    i64 first = (IS_PAGED ? (i64)kv_head * PAGE_TOKENS : (row * KV_HEADS + kv_head) * SLOTS) * D;
+    keys.cached_keys = cached_keys + first, keys.cached_values = cached_values + first;
+    keys.pages = pages + row * (SLOTS / PAGE_TOKENS), keys.page_count = (int)page_count;
     keys.new_keys = new_keys + (row * KV_HEADS + kv_head) * LENGTH * D;
     keys.new_values = new_values + (row * KV_HEADS + kv_head) * LENGTH * D;
     keys.cached = cached, keys.slots = cached < SLOTS ? cached : SLOTS, keys.query = cached + step;
@@ -220,7 +233,8 @@ DEVICE void attend(const T *joint, const T *cached_keys, const T *cached_values,
                 seen.values[g][chunk][i] = 0;
             }
     }
-    int total = keys.slots + step + 1, share = (total + PARTS - 1) / PARTS, begin = part * share;
+    int total = keys.slots + step + 1, skipped = keys.unseen();
+    int share = (total - skipped + PARTS - 1) / PARTS, begin = skipped + part * share;
     int end = begin + share < total ? begin + share : total;
     for (int first = begin; first < end; first += GROUPS * AHEAD) {
         Loaded loaded;

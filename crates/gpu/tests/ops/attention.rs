@@ -1,4 +1,4 @@
-//! Attention behind caches, and what is put into them.
+//! Attention behind caches and pages, and what is put into them.
 
 use precast_ir::op::{AppendToCache, CachedAttention, RotaryFn};
 use precast_tensor::{DType, Tensor};
@@ -23,6 +23,7 @@ fn op(heads: usize, kv_heads: usize) -> CachedAttention {
         rotary: RotaryFn::None,
         positions: false,
         sinks: false,
+        paged: false,
     }
 }
 
@@ -48,6 +49,35 @@ fn case(op: CachedAttention, dtype: DType, sizes: Sizes, cached: &[f64]) -> Case
     if op.sinks {
         inputs.push(numbers(dtype, &[op.heads], 17, -1.0, 1.0));
     }
+    Case::new(op, &inputs)
+}
+
+/// The same behind pages of so many slots: rows have pages that lie apart and in no order, of which those behind their tokens
+/// are no pages at all, and where no token of a row lies is no number.
+fn paged_case(op: CachedAttention, dtype: DType, sizes: Sizes, cached: &[f64], width: usize) -> Case {
+    const PAGES: usize = 23;
+    let Sizes { slots, size, .. } = sizes;
+    let op = CachedAttention { paged: true, ..op };
+    let page = |row: usize, number: usize| (5 + row * width + number) * 7 % PAGES;
+    let mut pages = Vec::new();
+    let mut tokens = [0; PAGES];
+    for (row, &cached) in cached.iter().enumerate() {
+        for number in 0..width {
+            let own = (cached as usize).saturating_sub(number * slots).min(slots);
+            let page = page(row, number);
+            pages.push(if own > 0 { page as f64 } else { [-1.0, PAGES as f64][number % 2] });
+            tokens[page] = tokens[page].max(own);
+        }
+    }
+    let cache = |seed: u64| {
+        let numbers = numbers(dtype, &[PAGES, op.kv_heads, slots, size], seed, -1.0, 1.0).to_f64_vec();
+        let is_token = |at: usize| at / size % slots < tokens[at / (op.kv_heads * slots * size)];
+        let numbers = numbers.into_iter().enumerate().map(|(at, number)| if is_token(at) { number } else { f64::NAN });
+        of_values(dtype, &[PAGES, op.kv_heads, slots, size], &numbers.collect::<Vec<f64>>())
+    };
+    let mut inputs = case(CachedAttention { paged: false, ..op.clone() }, dtype, sizes, cached).inputs;
+    (inputs[1], inputs[2]) = (cache(5), cache(7));
+    inputs.push(of_values(DType::I32, &[cached.len(), width], &pages));
     Case::new(op, &inputs)
 }
 
@@ -78,6 +108,37 @@ fn new_tokens_behind_caches() {
 }
 
 #[test]
+fn new_tokens_behind_pages() {
+    let mut cases = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for length in [1, 3] {
+            let sizes = |slots: usize, size: usize| Sizes { length, slots, size };
+            cases.push(paged_case(op(4, 2), dtype, sizes(4, 16), &[0.0, 13.0], 4));
+            cases.push(paged_case(op(8, 2), dtype, sizes(16, 64), &[66.0, 3.0, 32.0], 6));
+            cases.push(paged_case(op(3, 3), dtype, sizes(3, 5), &[4.0], 8));
+            let half = CachedAttention { rotary: RotaryFn::Half, ..op(4, 2) };
+            cases.push(paged_case(half.clone(), dtype, sizes(5, 16), &[5.0, 11.0], 3));
+            cases.push(paged_case(CachedAttention { positions: true, ..half }, dtype, sizes(5, 24), &[9.0], 2));
+            let window = CachedAttention { window: 6, softcap: 2.0, ..op(4, 2) };
+            cases.push(paged_case(window.clone(), dtype, sizes(8, 16), &[3.0, 29.0], 4));
+            cases.push(paged_case(
+                CachedAttention { window: 0, sinks: true, ..window },
+                dtype,
+                sizes(8, 16),
+                &[3.0],
+                1,
+            ));
+        }
+        // Blocks divide the keys, and clusters do not reach over so many.
+        let long = CachedAttention { sinks: true, ..op(4, 2) };
+        cases.push(paged_case(long, dtype, Sizes { length: 1, slots: 300, size: 16 }, &[2500.0], 10));
+    }
+    check(&cases, PLAIN);
+    check(&cases[..15], WIDE);
+    check(&cases[..15], INDIRECT);
+}
+
+#[test]
 fn blocks_divide_the_keys_of_long_caches() {
     let mut cases = Vec::new();
     for dtype in [DType::F32, DType::BF16] {
@@ -100,10 +161,34 @@ fn tokens_are_put_behind_cached_ones() {
             let cache = |seed: u64, slots: usize| numbers(dtype, &[2, 3, slots, size], seed, 0.0, 100.0);
             let inputs =
                 [counts(&cached), counts(&added), cache(1, slots), cache(2, 3), cache(3, slots + 1), cache(4, 3)];
-            cases.push(Case::new(AppendToCache {}, &inputs));
+            cases.push(Case::new(AppendToCache { paged: false }, &inputs));
         }
     }
     check(&cases, PLAIN);
     check(&cases[..3], WIDE);
     check(&cases[..3], INDIRECT);
+}
+
+#[test]
+fn tokens_are_put_into_the_pages_of_their_rows() {
+    let mut cases = Vec::new();
+    for dtype in [DType::F32, DType::BF16, DType::U8] {
+        // Tokens that begin in the middle of a page and go on in another, a row that is filler with another's pages, tokens
+        // behind the last page, and a page that there is not.
+        for (page_tokens, size, cached, added, pages) in [
+            (4, 16, [2.0, 5.0], [3.0, 2.0], [6.0, 1.0, 0.0, 3.0]),
+            (2, 5, [3.0, 3.0], [3.0, 0.0], [6.0, 1.0, 6.0, 1.0]),
+            (3, 4, [4.0, 2.0], [3.0, 3.0], [5.0, 2.0, 0.0, -1.0]),
+            (3, 8, [0.0, 0.0], [2.0, 1.0], [7.0, 0.0, 4.0, 0.0]),
+        ] {
+            let tokens = |seed: u64| numbers(dtype, &[2, 3, 3, size], seed, 0.0, 100.0);
+            let cache = |seed: u64| numbers(dtype, &[7, 3, page_tokens, size], seed, 0.0, 100.0);
+            let pages = of_values(DType::I32, &[2, 2], &pages);
+            let inputs = [counts(&cached), counts(&added), pages, cache(1), tokens(2), cache(3), tokens(4)];
+            cases.push(Case::new(AppendToCache { paged: true }, &inputs));
+        }
+    }
+    check(&cases, PLAIN);
+    check(&cases[..4], WIDE);
+    check(&cases[..4], INDIRECT);
 }

@@ -1,4 +1,5 @@
-//! Attention of new tokens behind a ring of cached ones. Sums are f64; results are rounded once, keys after they are turned.
+//! Attention of new tokens behind cached ones, which lie in a ring for each row or in pages. Sums are f64; results are rounded
+//! once, keys after they are turned.
 
 use precast_tensor::{DType, Dim, Tensor, Type};
 
@@ -25,7 +26,8 @@ impl Operation for CachedAttention {
             return Err(refuse(format!("cached keys {} found where [B,H,S,D] is expected", parts.keys)));
         };
         let (heads, kv_heads) = (Dim::from(self.heads), Dim::from(self.kv_heads));
-        let cache = [rows.clone(), kv_heads.clone(), slots.clone(), size.clone()];
+        let outermost = if self.paged { &parts.keys.dims[0] } else { rows };
+        let cache = [outermost.clone(), kv_heads.clone(), slots.clone(), size.clone()];
         check_part("queries, keys and values", width, &(size * (&heads + &kv_heads * 2)))?;
         check_dims("cached keys", parts.keys, dtype, &cache)?;
         check_dims("cached values", parts.values, dtype, &cache)?;
@@ -44,6 +46,9 @@ impl Operation for CachedAttention {
         }
         if let Some(sinks) = parts.sinks {
             check_dims("sinks", sinks, dtype, std::slice::from_ref(&heads))?;
+        }
+        if let Some(pages) = parts.pages {
+            check_pages(CACHED_ATTENTION, pages, rows)?;
         }
         let new = Type { dtype, dims: vec![rows.clone(), kv_heads, length.clone(), size.clone()] };
         let y = Type { dtype, dims: vec![rows.clone(), length.clone(), heads * size] };
@@ -85,6 +90,7 @@ struct Parts<T> {
     tables: Option<[T; 2]>,
     positions: Option<T>,
     sinks: Option<T>,
+    pages: Option<T>,
 }
 
 impl CachedAttention {
@@ -93,7 +99,8 @@ impl CachedAttention {
             return Err(refuse(format!("{} query heads cannot share {} key heads", self.heads, self.kv_heads)));
         }
         let is_turned = self.rotary != RotaryFn::None;
-        let expected = REQUIRED + 2 * usize::from(is_turned) + usize::from(self.positions) + usize::from(self.sinks);
+        let single = [self.positions, self.sinks, self.paged].into_iter().filter(|&is_there| is_there).count();
+        let expected = REQUIRED + 2 * usize::from(is_turned) + single;
         let (&[joint, keys, values, lengths, ref optional @ ..], true) = (inputs, inputs.len() == expected) else {
             return Err(refuse(format!("{} inputs given where {expected} are expected", inputs.len())));
         };
@@ -101,12 +108,21 @@ impl CachedAttention {
         let tables = if is_turned { optional.next().zip(optional.next()).map(|(a, b)| [a, b]) } else { None };
         let positions = if self.positions { optional.next() } else { None };
         let sinks = if self.sinks { optional.next() } else { None };
-        Ok(Parts { joint, keys, values, lengths, tables, positions, sinks })
+        let pages = if self.paged { optional.next() } else { None };
+        Ok(Parts { joint, keys, values, lengths, tables, positions, sinks, pages })
     }
 }
 
 fn refuse(reason: String) -> InferError {
     InferError::new(CACHED_ATTENTION, reason)
+}
+
+/// Refuses what cannot be the pages of rows.
+pub(super) fn check_pages(op: &'static str, pages: &Type, rows: &Dim) -> Result<(), InferError> {
+    match &pages.dims[..] {
+        [found, _] if pages.dtype == DType::I32 && same_dim(found, rows).is_some() => Ok(()),
+        _ => Err(InferError::new(op, format!("pages of rows: {pages} found where i32[{rows},W] is expected"))),
+    }
 }
 
 fn check_part(name: &str, found: &Dim, expected: &Dim) -> Result<(), InferError> {
@@ -130,6 +146,7 @@ struct Tokens<'a> {
     op: &'a CachedAttention,
     rows: usize,
     length: usize,
+    /// Slots of a row, or tokens of a page.
     slots: usize,
     size: usize,
     joint: Vec<f64>,
@@ -140,6 +157,8 @@ struct Tokens<'a> {
     tables: Option<(Vec<f64>, Vec<f64>, usize)>,
     positions: Option<Vec<i128>>,
     sinks: Option<Vec<f64>>,
+    /// Pages of each row, where tokens lie in pages.
+    pages: Option<Pages>,
 }
 
 impl<'a> Tokens<'a> {
@@ -166,6 +185,7 @@ impl<'a> Tokens<'a> {
             tables,
             positions: parts.positions.map(|positions| read_ints(CACHED_ATTENTION, positions)).transpose()?,
             sinks: parts.sinks.map(read_floats),
+            pages: parts.pages.map(|pages| Pages::read(CACHED_ATTENTION, pages, cache)).transpose()?,
         })
     }
 
@@ -198,15 +218,14 @@ impl<'a> Tokens<'a> {
     /// One head of one result.
     fn attend(&self, row: usize, step: usize, head: usize, new_keys: &[f64], new_values: &[f64]) -> Vec<f64> {
         let query = self.turned(row, step, head);
-        let kv_head = row * self.op.kv_heads + head / (self.op.heads / self.op.kv_heads);
-        let at = |of: &[f64], places: usize, place: usize| -> Vec<f64> {
-            of[(kv_head * places + place) * self.size..][..self.size].to_vec()
-        };
-        let cached = (0..self.slots).filter(|&slot| self.sees_slot(row, step, slot));
+        let kv_head = head / (self.op.heads / self.op.kv_heads);
+        let at = |of: &[f64], token: usize| of[token * self.size..][..self.size].to_vec();
+        let cached = self.seen_places(row, step, kv_head).into_iter();
         let new = (0..=step).filter(|&other| self.op.window == 0 || other + self.op.window > step);
+        let new = new.map(|step| (row * self.op.kv_heads + kv_head) * self.length + step);
         let seen: Vec<(Vec<f64>, Vec<f64>)> = cached
-            .map(|slot| (at(&self.keys, self.slots, slot), at(&self.values, self.slots, slot)))
-            .chain(new.map(|step| (at(new_keys, self.length, step), at(new_values, self.length, step))))
+            .map(|place| (at(&self.keys, place), at(&self.values, place)))
+            .chain(new.map(|place| (at(new_keys, place), at(new_values, place))))
             .collect();
         let scores: Vec<f64> = seen.iter().map(|(key, _)| self.score(&query, key)).collect();
         let sink = self.sinks.as_ref().map(|sinks| sinks[head]);
@@ -225,11 +244,52 @@ impl<'a> Tokens<'a> {
         if self.op.softcap == 0.0 { score } else { self.op.softcap * libm::tanh(score / self.op.softcap) }
     }
 
+    /// Where the cached tokens that a query sees lie, among all tokens of all heads.
+    fn seen_places(&self, row: usize, step: usize, kv_head: usize) -> Vec<usize> {
+        let (kv_heads, slots) = (self.op.kv_heads, self.slots);
+        let Some(pages) = &self.pages else {
+            let seen = (0..slots).filter(|&slot| self.sees_slot(row, step, slot));
+            return seen.map(|slot| (row * kv_heads + kv_head) * slots + slot).collect();
+        };
+        let cached = self.lengths[row];
+        let is_seen = |&token: &usize| self.op.window == 0 || token + self.op.window > cached + step;
+        let place = |token: usize| Some((pages.page(row, token)? * kv_heads + kv_head) * slots + token % slots);
+        (0..cached.min(pages.tokens())).filter(is_seen).filter_map(place).collect()
+    }
+
     /// Whether a slot holds a token that a query sees. A slot holds the last token that it was written for.
     fn sees_slot(&self, row: usize, step: usize, slot: usize) -> bool {
         let (cached, slots) = (self.lengths[row] as i64, self.slots as i64);
         let token = cached - 1 - (cached - 1 - slot as i64).rem_euclid(slots);
         token >= 0 && (self.op.window == 0 || token + self.op.window as i64 > cached + step as i64)
+    }
+}
+
+/// The pages of rows.
+pub(super) struct Pages {
+    numbers: Vec<i128>,
+    /// Pages of a row, tokens of a page, and pages that there are.
+    width: usize,
+    page_tokens: usize,
+    count: usize,
+}
+
+impl Pages {
+    /// From the input that says which they are and the sizes of what they are pages of.
+    pub(super) fn read(op: &'static str, pages: &Tensor, cache: &[usize]) -> Result<Pages, EvalError> {
+        let (width, page_tokens, count) = (pages.shape()[1], cache[2], cache[0]);
+        Ok(Pages { numbers: read_ints(op, pages)?, width, page_tokens, count })
+    }
+
+    /// Tokens of a row that its pages have room for.
+    pub(super) fn tokens(&self) -> usize {
+        self.width * self.page_tokens
+    }
+
+    /// The page that a token of a row lies in, if there is one.
+    pub(super) fn page(&self, row: usize, token: usize) -> Option<usize> {
+        let number = (token < self.tokens()).then(|| self.numbers[row * self.width + token / self.page_tokens])?;
+        usize::try_from(number).ok().filter(|&page| page < self.count)
     }
 }
 

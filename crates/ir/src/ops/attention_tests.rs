@@ -12,6 +12,7 @@ fn attention(heads: usize, kv_heads: usize) -> CachedAttention {
         rotary: RotaryFn::None,
         positions: false,
         sinks: false,
+        paged: false,
     }
 }
 
@@ -52,6 +53,26 @@ fn a_window_sees_the_last_tokens_of_a_ring() {
     ];
     assert_eq!(run(CachedAttention { window: 2, ..attention(1, 1) }, &inputs)[0], [23.0]);
     assert_eq!(run(CachedAttention { window: 9, ..attention(1, 1) }, &inputs)[0], [24.0]);
+}
+
+#[test]
+fn pages_are_seen_in_the_order_of_their_row() {
+    // Tokens 10 and 20 lie in page 2, token 40 in page 0, of which the rest is nobody's yet.
+    let values = f32s(&[3, 1, 2, 1], &[40.0, 99.0, 99.0, 99.0, 10.0, 20.0]);
+    let keys = f32s(&[3, 1, 2, 1], &[1.0; 6]);
+    let run = |op: CachedAttention, cached: i128, pages: &[i128]| {
+        let pages = ints(DType::I32, &[1, 2], pages);
+        let inputs = [f32s(&[1, 1, 3], &[0.0, 1.0, 6.0]), keys.clone(), values.clone(), lengths(&[cached]), pages];
+        run(op, &inputs)[0][0]
+    };
+    let paged = CachedAttention { paged: true, ..attention(1, 1) };
+    assert_eq!(run(paged.clone(), 3, &[2, 0]), 19.0);
+    assert_eq!(run(paged.clone(), 2, &[2, 0]), 12.0);
+    assert_eq!(run(CachedAttention { window: 2, ..paged.clone() }, 3, &[2, 0]), 23.0);
+    // A page that there is not holds nothing, and nothing is seen behind the last page.
+    assert_eq!(run(paged.clone(), 3, &[-1, 0]), 23.0);
+    assert_eq!(run(paged.clone(), 3, &[2, 3]), 12.0);
+    assert_eq!(run(paged, 9, &[2, 2]), f64::from(66.0f32 / 5.0));
 }
 
 #[test]

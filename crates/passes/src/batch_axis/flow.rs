@@ -197,7 +197,7 @@ fn rule(op: &Op, output_count: usize, view: &View<'_>) -> Result<Vec<State>, Ref
         Op::Lrn(_) => norm::lrn(view),
         Op::Recurrent(op) => return sequence::recurrent(op, view),
         Op::CachedAttention(op) => attention::cached_attention(op, view),
-        Op::AppendToCache(_) => attention::append_to_cache(view),
+        Op::AppendToCache(op) => attention::append_to_cache(op, view),
         Op::Gather(op) => index::gather(op, view),
         Op::GatherElements(op) => index::gather_elements(op, view),
         Op::GatherNd(op) => index::gather_nd(op, view),

@@ -268,6 +268,7 @@ pub(super) fn group_query_attention(cx: &mut NodeCx<'_, '_>) -> Outputs {
                 rotary,
                 positions: do_rotary && cx.optional(9).is_some(),
                 sinks: sink.is_some(),
+                paged: false,
             };
             return add_cached_attention(cx, op, norms.is_some().then_some((q, k, v)), &cache, sink);
         }
