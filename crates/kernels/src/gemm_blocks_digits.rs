@@ -6,9 +6,10 @@
 //! than where every product is added. Weights become bytes, which are a quarter of what they are as f32, and a row's bits
 //! depend on no other row.
 //!
-//! A row with a NaN or an infinity is multiplied number by number.
+//! Units are powers of two, so that scales are multiplied with them by adding exponents. A row with a NaN, an infinity or only
+//! values beyond the exponents that can be added so, and columns with such scales, are multiplied number by number.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use crate::epilogue::Epilogue;
 use crate::gemm_blocks::{BlockWeights, COLUMNS, Code, end_columns};
@@ -31,6 +32,8 @@ pub(crate) const DIGITS: usize = 3;
 const PER_WORD: usize = 4;
 /// Words of each digit of a span.
 pub(crate) const GROUPS: usize = SPAN / PER_WORD;
+/// Which word of a span is its sum; that of the first span is none where the row has no digits.
+pub(crate) const SUM: usize = 1;
 /// Words of a span of a row: its unit, its sum, and each digit of all groups, from the lowest on.
 pub(crate) const SPAN_WORDS: usize = 2 + GROUPS * DIGITS;
 /// Lines of `WIDTH` words of a span of a panel: what the sums of the highest digit start from, scales, shifts, and levels.
@@ -40,10 +43,11 @@ pub(crate) const SPAN_LINES: usize = 3 + GROUPS;
 pub(crate) const MIDDLE: i32 = 1 << 23;
 /// The exponent of a value, as its bits have it, that an integer of 2^22 stands for where the unit is 1.
 const UNIT_EXPONENT: u32 = 127 + 22;
-/// Spans whose largest value has a smaller exponent count in the unit of this one: smaller units are no f32.
-const EXPONENT_MIN: u32 = 23;
-/// The exponent of infinities and of what is no number.
-const EXPONENT_OF_NONE: u32 = 255;
+/// Exponents that the largest values of spans may have: units are 2^-63 to 2^63. Spans of smaller values count in the smallest unit,
+/// in which they lose what no sum with the larger values of their row has room for.
+const EXPONENTS: RangeInclusive<u32> = UNIT_EXPONENT - 63..=UNIT_EXPONENT + 63;
+/// Exponents that scales may have, so that their products with units are f32.
+pub(crate) const SCALE_EXPONENTS: RangeInclusive<u32> = 64..=190;
 
 /// Rows below which a product reads weights as they are packed.
 const ROWS_MIN: usize = 6;
@@ -211,15 +215,16 @@ impl Product<'_> {
         let (weights, n, row_words) = (self.weights, self.weights.n, self.weights.digit_row_words());
         let mut products = [[0.0; WIDTH]; HEIGHT_MAX];
         for panel in panels.clone() {
-            expand_panel(weights, self.packed_of(panel), scratch);
+            let is_whole = expand_panel(weights, self.packed_of(panel), scratch);
             let (next, tile_count) = (self.packed_of(panel + 1), rows.len().div_ceil(HEIGHT_MAX));
             let columns = panel * WIDTH..n.min((panel + 1) * WIDTH);
             for (number, tile) in tiles(rows.len()).enumerate() {
                 let words = &words[tile.start * row_words..tile.end * row_words];
                 let next = &next[share(next.len(), tile_count, number)];
                 multiply_tile(weights, scratch, words, next, &mut products);
-                for (row, products) in tile.map(|row| rows.start + row).zip(&mut products) {
-                    if products[0].is_nan() {
+                for ((row, products), words) in tile.zip(&mut products).zip(words.chunks_exact(SPAN_WORDS)) {
+                    let row = rows.start + row;
+                    if !is_whole || f32::from_bits(words[SUM]).is_nan() {
                         self.multiply_any(row, panel, products);
                     }
                     // SAFETY: every task has rows and columns of its own.
@@ -258,15 +263,18 @@ fn tiles(rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..rows).step_by(HEIGHT_MAX).map(move |start| start..rows.min(start + HEIGHT_MAX))
 }
 
-/// Bits of the unit of a span whose largest magnitude has these bits, and of what its values are multiplied with to become
-/// integers. The unit is none where the largest is.
+/// What is added to the bits of a scale to multiply it with the unit of a span whose largest magnitude has these bits, and the
+/// bits of what values are multiplied with to become integers.
 #[inline(always)]
 pub(crate) fn unit_and_factor(largest: u32) -> (u32, u32) {
-    let exponent = (largest >> 23).max(EXPONENT_MIN);
-    let is_some = exponent < EXPONENT_OF_NONE;
-    let unit = if is_some { (exponent + 127 - UNIT_EXPONENT) << 23 } else { f32::NAN.to_bits() };
-    let factor = if is_some { (127 + UNIT_EXPONENT - exponent) << 23 } else { 0 };
-    (unit, factor)
+    let exponent = (largest >> 23).clamp(*EXPONENTS.start(), *EXPONENTS.end());
+    (exponent.wrapping_sub(UNIT_EXPONENT) << 23, (127 + UNIT_EXPONENT - exponent) << 23)
+}
+
+/// Whether a row whose largest magnitude has these bits has digits. All zeros have.
+#[inline(always)]
+pub(crate) fn has_digits(largest: u32) -> bool {
+    largest == 0 || EXPONENTS.contains(&(largest >> 23))
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -284,12 +292,12 @@ fn digitise_tile(weights: &BlockWeights, x: &[f32], words: &mut [u32]) {
     unreachable!("{weights:?}, {}, {}: Exec refuses what the machine lacks", x.len(), words.len());
 }
 
-/// The columns of a wide panel as bytes, span after span.
-fn expand_panel(weights: &BlockWeights, packed: &[u32], target: &mut [u32]) {
+/// The columns of a wide panel as bytes, span after span. False where a scale cannot be multiplied with units.
+fn expand_panel(weights: &BlockWeights, packed: &[u32], target: &mut [u32]) -> bool {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as above.
     unsafe {
-        x86::expand_panel(weights, packed, target);
+        x86::expand_panel(weights, packed, target)
     }
     #[cfg(not(target_arch = "x86_64"))]
     unreachable!("{weights:?}, {}, {}: as above", packed.len(), target.len());

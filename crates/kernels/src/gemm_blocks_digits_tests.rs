@@ -32,7 +32,7 @@ impl Case {
         for (at, values) in x.chunks(SPAN).enumerate() {
             let largest = values.iter().fold(0, |largest, value| largest.max(value.to_bits() & 0x7fff_ffff));
             let (unit, factor) = unit_and_factor(largest);
-            let (unit, factor) = (f32::from_bits(unit), f32::from_bits(factor));
+            let (unit, factor) = (f32::from_bits(unit.wrapping_add(1.0_f32.to_bits())), f32::from_bits(factor));
             let limit = i64::from(MIDDLE) - 1;
             let integer = |value: &f32| ((value * factor).round_ties_even() as i64).clamp(-limit, limit);
             let integers: Vec<i64> = values.iter().map(integer).collect();
@@ -177,21 +177,30 @@ fn what_is_no_number_or_infinite_changes_its_row_and_no_other() {
 }
 
 #[test]
-fn values_near_the_limits_of_floats_stay_what_they_are() {
+fn values_and_scales_near_the_limits_of_floats_stay_what_they_are() {
     let mut random = Lcg::new(29);
-    let weights = BlockWeights { k: 32, n: 16, block: 32, code: Code::Int4, has_shifts: false };
-    let case = Case::new(weights, &mut random);
-    for size in [0.0, f32::MIN_POSITIVE / 8.0, f32::MIN_POSITIVE, 1e-37, 2e-31, 1e30, 3e38] {
-        let x = vec![size; 6 * 32];
-        for_each_exec(|exec| {
-            let found = case.run_on_digits(exec, 6, &x, &Epilogue::default());
-            for (column, &found) in found[..16].iter().enumerate() {
-                let exact: f64 = (0..32).map(|k| f64::from(size) * case.weight(k, column)).sum();
-                let error = (f64::from(found) - exact).abs();
-                let is_close = error <= 1e-6 * exact.abs() + 1e-37 || exact.abs() > f64::from(f32::MAX);
-                assert!(is_close, "{size}: {found} but {exact}");
-            }
-        });
+    for (code, scaled) in [Code::Int4, Code::Uint4, Code::Int8]
+        .into_iter()
+        .flat_map(|code| [0.0, 1e-36, 1e-30, 1e-18, 1.0, 1e17, 1e30].map(|scaled: f32| (code, scaled)))
+    {
+        let weights = BlockWeights { k: 64, n: 40, block: 32, code, has_shifts: false };
+        let mut case = Case::new(weights, &mut random);
+        // Of one column alone: the others stay as they are.
+        case.scales[2 * 7 + 1] *= scaled;
+        weights.pack(|column, at| case.levels[column * 64 + at], &case.scales, None, &mut case.packed);
+        for size in [0.0, f32::MIN_POSITIVE / 8.0, f32::MIN_POSITIVE, 1e-37, 2e-31, 1e-20, 1e-13, 1.0, 1e20, 1e30] {
+            let x: Vec<f32> = random.floats(6 * 64).iter().map(|x| x * size).collect();
+            for_each_exec(|exec| {
+                let found = case.run_on_digits(exec, 6, &x, &Epilogue::default());
+                for (at, &found) in found.iter().enumerate() {
+                    let terms = (0..64).map(|k| f64::from(x[at / 40 * 64 + k]) * case.weight(k, at % 40));
+                    let (exact, terms) =
+                        terms.fold((0.0, 0.0), |(sum, all): (f64, f64), term| (sum + term, all + term.abs()));
+                    let is_close = (f64::from(found) - exact).abs() <= 1e-6 * terms + 1e-37;
+                    assert!(is_close || terms > 1e38, "{code:?} by {scaled}, {size}: {found} but {exact}");
+                }
+            });
+        }
     }
 }
 

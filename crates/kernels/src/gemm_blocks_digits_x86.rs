@@ -6,7 +6,8 @@ use std::arch::x86_64::*;
 
 use crate::gemm_blocks::{BlockWeights, COLUMNS};
 use crate::gemm_blocks_digits::{
-    DIGITS, GROUPS, HEIGHT_MAX, MIDDLE, SPAN, SPAN_LINES, SPAN_WORDS, WIDTH, unit_and_factor,
+    DIGITS, GROUPS, HEIGHT_MAX, MIDDLE, SCALE_EXPONENTS, SPAN, SPAN_LINES, SPAN_WORDS, SUM, WIDTH, has_digits,
+    unit_and_factor,
 };
 use crate::gemm_blocks_line::Block;
 
@@ -81,7 +82,7 @@ fn multiply<const ROWS: usize, const IS_WIDE: bool>(
         }
         let (scales, shifts) = (line(1), line(2));
         for row in 0..ROWS {
-            let (unit, sum) = (_mm512_set1_ps(f32::from_bits(word(row, 0))), word(row, 1));
+            let (unit, sum) = (_mm512_set1_epi32(word(row, 0) as i32), word(row, SUM));
             for vector in 0..VECTORS {
                 let [low, middle, high] = std::array::from_fn(|digit| sums[row][digit][vector]);
                 let low = _mm512_add_epi32(low, _mm512_slli_epi32::<8>(middle));
@@ -92,7 +93,8 @@ fn multiply<const ROWS: usize, const IS_WIDE: bool>(
                     }
                     false => _mm512_cvtepi32_ps(_mm512_add_epi32(low, _mm512_slli_epi32::<16>(high))),
                 };
-                let factor = _mm512_mul_ps(_mm512_castsi512_ps(scales[vector]), unit);
+                // The unit is a power of two: this is a product.
+                let factor = _mm512_castsi512_ps(_mm512_add_epi32(scales[vector], unit));
                 let total = &mut totals[row][vector];
                 *total = _mm512_fmadd_ps(sum_of_all, factor, *total);
                 if has_shifts {
@@ -112,31 +114,37 @@ fn multiply<const ROWS: usize, const IS_WIDE: bool>(
 
 /// As its caller: the columns of one packed panel or two, and zeros for the second where it is missing.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
-pub(crate) fn expand_panel(weights: &BlockWeights, packed: &[u32], target: &mut [u32]) {
+pub(crate) fn expand_panel(weights: &BlockWeights, packed: &[u32], target: &mut [u32]) -> bool {
     let (target, _) = target.as_chunks_mut::<{ SPAN_LINES * WIDTH }>();
     let mut panels = packed.chunks_exact(weights.panel_words());
+    let mut is_whole = true;
     for vector in 0..VECTORS {
-        match (panels.next(), weights.code.bits()) {
+        is_whole &= match (panels.next(), weights.code.bits()) {
             (Some(panel), 4) => expand_columns::<4>(weights, panel, vector, target),
             (Some(panel), _) => expand_columns::<8>(weights, panel, vector, target),
             (None, _) => {
                 let lines = target.iter_mut().flat_map(|span| span.as_chunks_mut::<COLUMNS>().0);
                 lines.skip(vector).step_by(VECTORS).for_each(|line| line.fill(0));
+                true
             }
-        }
+        };
     }
+    is_whole
 }
 
-/// The columns of one packed panel, as one of the vectors of every line.
+/// The columns of one packed panel, as one of the vectors of every line. False where a scale cannot be multiplied with units.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
 fn expand_columns<const BITS: usize>(
     weights: &BlockWeights,
     panel: &[u32],
     vector: usize,
     target: &mut [[u32; SPAN_LINES * WIDTH]],
-) {
+) -> bool {
     let lines_of_span = GROUPS * BITS / 8;
     let from_middle = if BITS == 4 { f32::from(MIDDLE_LEVEL) - f32::from(weights.code.origin()) } else { 0.0 };
+    let least = _mm512_set1_epi32((SCALE_EXPONENTS.start() << 23) as i32);
+    let width = _mm512_set1_epi32(((SCALE_EXPONENTS.end() + 1 - SCALE_EXPONENTS.start()) << 23) as i32);
+    let mut odd: __mmask16 = 0;
     let mut targets = target.iter_mut();
     for words in panel.chunks_exact(weights.block_words()) {
         let block = Block::of(weights, words);
@@ -145,8 +153,14 @@ fn expand_columns<const BITS: usize>(
         let scales = block.scales.map_or(_mm512_set1_ps(1.0), |scales| _mm512_castsi512_ps(load(scales)));
         let shifts = block.shifts.map_or(_mm512_setzero_ps(), |shifts| _mm512_castsi512_ps(load(shifts)));
         let shifts = _mm512_fmadd_ps(_mm512_set1_ps(from_middle), scales, shifts);
+        let magnitudes = _mm512_and_si512(_mm512_castps_si512(scales), _mm512_set1_epi32(i32::MAX));
+        // A weight without a scale is a level of 0 with any scale.
+        let zeros = _mm512_cmpeq_epi32_mask(magnitudes, _mm512_setzero_si512());
+        odd |= _mm512_cmpge_epu32_mask(_mm512_sub_epi32(magnitudes, least), width) & !zeros;
+        let scales = _mm512_mask_mov_ps(scales, zeros, _mm512_set1_ps(1.0));
         for (levels, target) in block.levels.chunks_exact(lines_of_span).zip(&mut targets) {
             let bytes = bytes_of_levels::<BITS>(levels);
+            let bytes = if zeros == 0 { bytes } else { bytes.map(|bytes| _mm512_maskz_mov_epi32(!zeros, bytes)) };
             let mut store = |line: usize, value: __m512i| {
                 // SAFETY: one of the vectors of one of `SPAN_LINES` lines.
                 unsafe { _mm512_storeu_si512(target.as_mut_ptr().add(line * WIDTH + vector * COLUMNS).cast(), value) };
@@ -159,6 +173,7 @@ fn expand_columns<const BITS: usize>(
             }
         }
     }
+    odd == 0
 }
 
 /// Four levels of each column, a signed byte each, for every group of a span.
@@ -193,6 +208,7 @@ pub(crate) fn digitise_tile(weights: &BlockWeights, x: &[f32], words: &mut [u32]
     let height = x.len() / k;
     let (spans, _) = words.as_chunks_mut::<SPAN_WORDS>();
     for (row, x) in x.chunks_exact(k).enumerate() {
+        let mut largest = 0;
         for (number, words) in spans.iter_mut().skip(row).step_by(height).enumerate() {
             let some = x.get(number * SPAN..).unwrap_or_default();
             let span = match some.first_chunk::<SPAN>() {
@@ -203,18 +219,24 @@ pub(crate) fn digitise_tile(weights: &BlockWeights, x: &[f32], words: &mut [u32]
                     digitise_span(&padded, is_halved, has_sums)
                 }
             };
-            (words[0], words[1]) = (span.unit, span.sum);
+            largest = span.largest.max(largest);
+            (words[0], words[SUM]) = (span.unit, span.sum);
             for (digit, words) in span.digits.into_iter().zip(words[2..].as_chunks_mut::<GROUPS>().0) {
                 // SAFETY: eight words.
                 unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), digit) };
             }
+        }
+        if !has_digits(largest) {
+            spans[row][SUM] = f32::NAN.to_bits();
         }
     }
 }
 
 /// A span of a row.
 struct Span {
-    /// Bits of what an integer of 1 stands for.
+    /// Bits of the largest magnitude.
+    largest: u32,
+    /// What is added to the bits of a scale to multiply it with what an integer of 1 stands for.
     unit: u32,
     /// Bits of the sum of all values, where it is wanted.
     sum: u32,
@@ -228,7 +250,8 @@ fn digitise_span(values: &[f32; SPAN], is_halved: bool, has_sum: bool) -> Span {
     // SAFETY: the first and the last sixteen of 32 floats.
     let halves = unsafe { [_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(SPAN / 2))] };
     let magnitudes = halves.map(|half| _mm512_and_si512(_mm512_castps_si512(half), _mm512_set1_epi32(i32::MAX)));
-    let (unit, factor) = unit_and_factor(_mm512_reduce_max_epu32(_mm512_max_epu32(magnitudes[0], magnitudes[1])));
+    let largest = _mm512_reduce_max_epu32(_mm512_max_epu32(magnitudes[0], magnitudes[1]));
+    let (unit, factor) = unit_and_factor(largest);
     let (factor, limit) = (_mm512_set1_ps(f32::from_bits(factor)), _mm512_set1_epi32(MIDDLE - 1));
     let integers = halves.map(|half| {
         // The largest may have been rounded up to one more than there is.
@@ -236,7 +259,10 @@ fn digitise_span(values: &[f32; SPAN], is_halved: bool, has_sum: bool) -> Span {
         _mm512_max_epi32(nearest, _mm512_sub_epi32(_mm512_setzero_si512(), limit))
     });
     let sum = match has_sum {
-        true => _mm512_reduce_add_epi32(_mm512_add_epi32(integers[0], integers[1])) as f32 * f32::from_bits(unit),
+        true => {
+            let unit = f32::from_bits(unit.wrapping_add(1.0_f32.to_bits()));
+            _mm512_reduce_add_epi32(_mm512_add_epi32(integers[0], integers[1])) as f32 * unit
+        }
         false => 0.0,
     };
     let lifted = integers.map(|integers| _mm512_add_epi32(integers, _mm512_set1_epi32(MIDDLE)));
@@ -252,5 +278,5 @@ fn digitise_span(values: &[f32; SPAN], is_halved: bool, has_sum: bool) -> Span {
         bytes_of(lifted.map(|integers| _mm512_srli_epi32::<8>(integers))),
         bytes_of(lifted.map(|integers| _mm512_srli_epi32::<16>(integers))),
     ];
-    Span { unit, sum: sum.to_bits(), digits }
+    Span { largest, unit, sum: sum.to_bits(), digits }
 }

@@ -72,15 +72,14 @@ const ENGINE_MODEL: &str = "llama_1b_bf16";
 /// Runs all.
 pub fn bars(only: Only) -> Result<Vec<Bar>> {
     let mut bars = Vec::new();
-    if only.has("golden") {
-        for setting in &SETTINGS {
-            let mut folders = Folders::default();
-            for file in CASES {
-                let name = format!("cases of {file} with other tokens, {}", setting.name);
-                let bar = folders.golden(file, setting, &name);
-                bars.push(bar.unwrap_or_else(|error| Bar::failed(Part::Text, name, &error)));
-            }
+    for setting in SETTINGS.iter().filter(|setting| only.has("golden") || only.has(setting.name)) {
+        let (mut folders, begun) = (Folders::default(), Instant::now());
+        for file in CASES {
+            let name = format!("cases of {file} with other tokens, {}", setting.name);
+            let bar = folders.golden(file, setting, &name);
+            bars.push(bar.unwrap_or_else(|error| Bar::failed(Part::Text, name, &error)));
         }
+        eprintln!("golden cases {}: {:.0} s", setting.name, begun.elapsed().as_secs_f64());
     }
     for (model, weights) in MEASURED.into_iter().filter(|(model, _)| only.has(model)) {
         let name = format!("decode of {model}, batch 1, context {CONTEXT}");

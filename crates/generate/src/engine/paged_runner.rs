@@ -10,6 +10,7 @@ use crate::adapter::Adapter;
 use crate::kv_cache::NoMemory;
 use crate::ladder::{Ladder, Ladders};
 use crate::plan::{Phase, PlannedRow, ProgramSet, Scores as PlanScores, StepPlan, StepShape};
+use crate::search::choose_likeliest;
 use crate::step_buffers::StepBuffers;
 use crate::text_model::{StepError, StepOutputs, TextModel};
 
@@ -83,9 +84,10 @@ impl PagedRunner {
         let runs: Vec<(&Job<'_>, &mut StepBuffers)> = jobs.iter().zip(&mut self.buffers).collect();
         let outputs = self.model.session().do_beside(runs, |(job, buffers)| {
             let tokens: Vec<&[u32]> = job.rows.iter().map(|row| row.tokens).collect();
-            job.model.run(&job.plan, &tokens, &copies[&job.class].cache, buffers).map_err(fault)
+            let outputs = job.model.run(&job.plan, &tokens, &copies[&job.class].cache, buffers).map_err(fault)?;
+            Ok(job.found_in(outputs))
         });
-        let outputs = outputs.into_iter().collect::<Result<Vec<StepOutputs>, StepFault>>()?;
+        let outputs = outputs.into_iter().collect::<Result<Vec<Vec<Vec<Found>>>, StepFault>>()?;
         self.keep(&jobs);
         if let Some(preparer) = &mut self.preparer {
             // Programs of adapters are compiled when a step needs them: nobody knows which adapters will be asked for.
@@ -94,8 +96,7 @@ impl PagedRunner {
         }
         let mut found: Vec<Vec<Vec<Found>>> = groups.iter().map(|rows| vec![Vec::new(); rows.len()]).collect();
         for (job, outputs) in jobs.iter().zip(outputs) {
-            let scores = outputs.logits.into_iter().map(Found::Scores);
-            for (&position, own) in job.positions.iter().zip(wanted_of(&job.rows, &job.plan, scores)) {
+            for (&position, own) in job.positions.iter().zip(outputs) {
                 found[job.group][position] = own;
             }
         }
@@ -308,6 +309,25 @@ struct Job<'r> {
     positions: Vec<usize>,
     rows: Vec<&'r StepRow<'r>>,
     plan: StepPlan,
+}
+
+impl Job<'_> {
+    /// What each row wants of what its run gave. The largest score is looked for by the thread that computed it, which still has
+    /// scores in its cache; where it cannot be taken, all are judged later, and why is told.
+    fn found_in(&self, outputs: StepOutputs) -> Vec<Vec<Found>> {
+        let scores = outputs.logits.into_iter().map(Found::Scores);
+        let mut wanted = wanted_of(&self.rows, &self.plan, scores);
+        for (row, found) in self.rows.iter().zip(&mut wanted).filter(|(row, _)| row.takes_largest) {
+            for found in found {
+                if let Found::Scores(scores) = found
+                    && let Ok(id) = choose_likeliest(scores, row.cached + row.tokens.len())
+                {
+                    *found = Found::Largest(id);
+                }
+            }
+        }
+        wanted
+    }
 }
 
 /// Rows with one new token that are a Program's of their own, at least: every Program reads all weights, and those of f32 take
