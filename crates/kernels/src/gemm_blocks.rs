@@ -4,7 +4,7 @@
 //! rows one panel after another becomes f32 and is multiplied by the register tiles of `gemm`: the same bits as with weights
 //! that always were f32.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use crate::arithmetic::Arithmetic;
 use crate::epilogue::{Bias, Epilogue};
@@ -13,7 +13,7 @@ use crate::gemm_drive::{Completion, DriveShape, Item, SPLIT_NS, SourceB};
 use crate::gemm_pack::MatrixA;
 use crate::gemm_panelwise::{drive_panelwise, drive_panelwise_scratch_len};
 use crate::isa::{Exec, Isa};
-use crate::pool::{SharedMut, share};
+use crate::pool::{SharedMut, even_parts, share};
 
 /// Columns that lie together: one vector of 512 bits.
 pub(crate) const COLUMNS: usize = 16;
@@ -283,6 +283,26 @@ fn multiply_as_packed(
         // SAFETY: as above.
         unsafe { end_columns(isa, epilogue, n, 0..m, columns, &c) };
     });
+}
+
+/// How a product whose rows are converted first is cut into tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// Some panels each, all rows.
+    Panels { tasks: usize },
+    /// Some rows each, all panels.
+    Rows { tasks: usize },
+}
+
+impl Cut {
+    /// Of a product that takes one thread so long. Rows are divided where every thread has as many as tasks have at least.
+    pub(crate) fn of(exec: Exec, ns: usize, panels: usize, m: usize, task_rows: RangeInclusive<usize>) -> Cut {
+        let threads = if ns < SPLIT_NS { 1 } else { exec.pool().threads_now() };
+        if m >= threads * task_rows.start() {
+            return Cut::Rows { tasks: m.div_ceil(*task_rows.end()).next_multiple_of(threads) };
+        }
+        Cut::Panels { tasks: if threads > 1 { even_parts(panels, threads) } else { 1 } }
+    }
 }
 
 /// Does what follows a product to some columns of some rows of the result, which has `n` columns.

@@ -12,11 +12,10 @@
 use std::ops::{Range, RangeInclusive};
 
 use crate::epilogue::Epilogue;
-use crate::gemm_blocks::{BlockWeights, COLUMNS, Code, end_columns};
+use crate::gemm_blocks::{BlockWeights, COLUMNS, Code, Cut, end_columns};
 use crate::gemm_blocks_line::multiply_any;
-use crate::gemm_drive::SPLIT_NS;
 use crate::isa::{Exec, Isa};
-use crate::pool::{SharedMut, even_parts, share};
+use crate::pool::{SharedMut, share};
 use crate::scratch_slots::ScratchSlots;
 use crate::simd::ELEMENTS_PER_TASK_MIN;
 
@@ -134,7 +133,7 @@ pub fn gemm_blocks_digits(
         multiply(unsafe { panels.slice(slot * panel_words, panel_words) });
         slots.give_back(slot);
     };
-    match Cut::of(exec, weights, m) {
+    match cut_of(exec, weights, m) {
         Cut::Panels { tasks } => {
             product.digitise_all(exec, rows);
             exec.pool().run(tasks, &|task| {
@@ -155,26 +154,11 @@ pub fn gemm_blocks_digits(
     }
 }
 
-/// How a product is cut into tasks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cut {
-    /// Some panels each, all rows.
-    Panels { tasks: usize },
-    /// Some rows each, all panels.
-    Rows { tasks: usize },
-}
-
-impl Cut {
-    fn of(exec: Exec, weights: &BlockWeights, m: usize) -> Cut {
-        // A thread reads some 20 bytes of weights a nanosecond, or multiplies some 40 pairs.
-        let ns = weights.packed_len() * size_of::<u32>() / 20 + m * weights.n * weights.k / 40;
-        let threads = if ns < SPLIT_NS { 1 } else { exec.pool().threads_now() };
-        if m >= threads * DIVIDED_ROWS_MIN {
-            let rows_max = (TASK_WORDS_MAX / weights.digit_row_words()).max(DIVIDED_ROWS_MIN);
-            return Cut::Rows { tasks: m.div_ceil(rows_max).next_multiple_of(threads) };
-        }
-        Cut::Panels { tasks: if threads > 1 { even_parts(weights.wide_panels(), threads) } else { 1 } }
-    }
+fn cut_of(exec: Exec, weights: &BlockWeights, m: usize) -> Cut {
+    // A thread reads some 20 bytes of weights a nanosecond, or multiplies some 40 pairs.
+    let ns = weights.packed_len() * size_of::<u32>() / 20 + m * weights.n * weights.k / 40;
+    let rows_max = (TASK_WORDS_MAX / weights.digit_row_words()).max(DIVIDED_ROWS_MIN);
+    Cut::of(exec, ns, weights.wide_panels(), m, DIVIDED_ROWS_MIN..=rows_max)
 }
 
 /// What all tasks of a product share.

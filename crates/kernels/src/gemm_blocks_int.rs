@@ -8,11 +8,10 @@
 use std::ops::Range;
 
 use crate::epilogue::Epilogue;
-use crate::gemm_blocks::{BlockWeights, COLUMNS, Code, end_columns};
+use crate::gemm_blocks::{BlockWeights, COLUMNS, Code, Cut, end_columns};
 use crate::gemm_blocks_int_line::multiply_tile;
-use crate::gemm_drive::SPLIT_NS;
 use crate::isa::{Exec, Isa};
-use crate::pool::{SharedMut, even_parts, share};
+use crate::pool::{SharedMut, share};
 use crate::simd::{ELEMENTS_PER_TASK_MIN, multiversion};
 
 /// Rows that are multiplied together, the most first: a product is cut into tiles of these heights.
@@ -78,7 +77,7 @@ pub fn gemm_blocks_int(
     assert!(packed.len() >= weights.packed_len(), "packed weights of {} for {weights:?}", packed.len());
     let rows = &mut scratch[..gemm_blocks_int_scratch_len(weights, m)];
     let c = SharedMut::new(c);
-    match Cut::of(exec, weights, m) {
+    match cut_of(exec, weights, m) {
         Cut::Panels { tasks } => {
             quantise_rows(exec, weights, x, rows);
             exec.pool().run(tasks, &|task| {
@@ -99,25 +98,10 @@ pub fn gemm_blocks_int(
     }
 }
 
-/// How a product is cut into tasks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cut {
-    /// Some panels each, all rows.
-    Panels { tasks: usize },
-    /// Some rows each, all panels.
-    Rows { tasks: usize },
-}
-
-impl Cut {
-    fn of(exec: Exec, weights: &BlockWeights, m: usize) -> Cut {
-        // A thread reads some 20 bytes of weights a nanosecond, or multiplies some 100 pairs.
-        let ns = weights.packed_len() * size_of::<u32>() / 20 + m * weights.n * weights.k / 100;
-        let threads = if ns < SPLIT_NS { 1 } else { exec.pool().threads_now() };
-        if m >= threads * DIVIDED_ROWS_MIN {
-            return Cut::Rows { tasks: m.div_ceil(ROWS_PER_TASK_MAX).next_multiple_of(threads) };
-        }
-        Cut::Panels { tasks: if threads > 1 { even_parts(weights.panels(), threads) } else { 1 } }
-    }
+fn cut_of(exec: Exec, weights: &BlockWeights, m: usize) -> Cut {
+    // A thread reads some 20 bytes of weights a nanosecond, or multiplies some 100 pairs.
+    let ns = weights.packed_len() * size_of::<u32>() / 20 + m * weights.n * weights.k / 100;
+    Cut::of(exec, ns, weights.panels(), m, DIVIDED_ROWS_MIN..=ROWS_PER_TASK_MAX)
 }
 
 /// Some rows, of which `row_words` has the words, times some panels, with what follows.

@@ -113,7 +113,7 @@ fn rows_are_divided_where_every_thread_has_a_tile_of_them() {
     let pool = ThreadPool::new(2);
     let exec = Exec::new(Isa::Portable, &pool).unwrap();
     let cut = |m: usize, n: usize| {
-        Cut::of(exec, &BlockWeights { k: 576, n, block: 32, code: Code::Int4, has_shifts: false }, m)
+        cut_of(exec, &BlockWeights { k: 576, n, block: 32, code: Code::Int4, has_shifts: false }, m)
     };
     assert_eq!([cut(31, 1536), cut(32, 1536)], [Cut::Panels { tasks: 8 }, Cut::Rows { tasks: 2 }]);
     assert_eq!([cut(64, 1536), cut(512, 1536)], [Cut::Rows { tasks: 2 }, Cut::Rows { tasks: 8 }]);
