@@ -2,7 +2,7 @@
 //!
 //! A few rows are multiplied with the packed weights as they are: their bytes are what such a product waits for. For more
 //! rows one panel after another becomes f32 and is multiplied by the register tiles of `gemm`: the same bits as with weights
-//! that always were f32.
+//! that always were f32. `gemm_blocks_digits` multiplies more rows by bytes instead, where the machine can.
 
 use std::ops::{Range, RangeInclusive};
 

@@ -1,9 +1,9 @@
 //! Products of f32 rows with weights of 4 or 8 bits by dot products of bytes, as exact as f32.
 //!
-//! A span of 32 k of a row becomes integers of 24 bits, counted in units of what the last bit of the span's largest value is
-//! worth in f32, and each integer three bytes: its digits. Levels times digits are summed exactly in i32; sums of spans are
-//! added in f32. So a value loses no more than the largest one of its span lost when it became f32, and fewer sums are rounded
-//! than where every product is added. Weights become bytes, which are a quarter of what they are as f32, and a row's bits
+//! A span of 32 k of a row becomes integers of 24 bits with their sign, counted in units of two last bits of the span's largest
+//! value in f32, and each integer three bytes: its digits. Levels times digits are summed exactly in i32; sums of spans are
+//! added in f32. So a value loses at most the last bit of the largest one of its span, but fewer sums are rounded than where
+//! every product is added. Weights become bytes, which are a quarter of what they are as f32, and a row's bits
 //! depend on no other row.
 //!
 //! Units are powers of two, so that scales are multiplied with them by adding exponents. A row with a NaN, an infinity or only
