@@ -3,7 +3,7 @@
 //! longer than the bound says. With a folder, also how much faster many requests are than one at a time.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -26,6 +26,8 @@ const ROWS: usize = 16;
 const CASES: u64 = 60;
 /// One of so many requests is cancelled.
 const CANCELLED: u64 = 4;
+/// Different requests that speed is measured with: of every length with every number of new tokens.
+const REQUESTS: u64 = 35;
 /// How much faster many requests must be than one at a time.
 const SPEEDUP_MIN: f64 = 3.0;
 
@@ -70,8 +72,12 @@ struct ModelReport {
 struct SpeedReport {
     folder: String,
     alone_tokens_per_s: f64,
+    /// Of clients that always have a request open, as the bar is meant.
     together_tokens_per_s: f64,
     speedup: f64,
+    /// Of one request of each client, from all of them to the last.
+    burst_tokens_per_s: f64,
+    burst_speedup: f64,
     ok: bool,
 }
 
@@ -252,9 +258,9 @@ fn idle(engine: &Engine) -> Result<EngineMetrics> {
     }
 }
 
-/// Tokens a second of requests one at a time and all at once, in turn on the same engine, after all sizes have run once.
+/// Tokens a second of requests one at a time and of many clients that each send one after another, in turn on the same engine,
+/// after all sizes have run once.
 fn measure(folder: &Path, arguments: &EngineArguments) -> Result<SpeedReport> {
-    const ALONE: usize = 6;
     /// Both are measured in turn, since a machine's own speed changes by a tenth from second to second; medians count.
     const ROUNDS: usize = 5;
     let mut text_options = TextOptions::default();
@@ -270,58 +276,102 @@ fn measure(folder: &Path, arguments: &EngineArguments) -> Result<SpeedReport> {
         ..EngineOptions::from_config(model.config(), None)
     };
     let engine = Engine::new(&model, None, options)?;
-    let requests: Vec<Request> = (0..CLIENTS)
-        .map(|number| {
-            let prompt = (0..8 + number % 7 * 8).map(|token| ((token * 131 + number * 17) % 997 + 20) as u32).collect();
-            let mut params = GeneratorParams::new(model.config().search.clone());
-            (params.ignore_eos, params.search.do_sample) = (true, false);
-            Request::new(prompt, params.max_new_tokens(48 + number as usize % 5 * 8))
-        })
-        .collect();
-    let together = |requests: &[Request]| -> Result<f64> {
-        let begun = Instant::now();
-        let handles = requests.iter().map(|request| engine.submit(request.clone()));
-        let handles = handles.collect::<Result<Vec<RequestHandle>, _>>()?;
-        let tokens = handles.iter().map(count_tokens).sum::<Result<usize>>()?;
-        Ok(tokens as f64 / begun.elapsed().as_secs_f64())
-    };
-    let alone = || -> Result<f64> {
-        let begun = Instant::now();
-        let mut tokens = 0;
-        for request in &requests[..ALONE] {
-            tokens += count_tokens(&engine.submit(request.clone())?)?;
-        }
-        Ok(tokens as f64 / begun.elapsed().as_secs_f64())
-    };
-    alone()?;
-    together(&requests)?;
-    let (mut alone_rates, mut together_rates) = (Vec::new(), Vec::new());
+    let requests: Vec<Request> = (0..REQUESTS).map(|number| request(&model, number)).collect();
+    alone(&engine, &requests)?;
+    burst(&engine, &requests)?;
+    sustained(&engine, &requests)?;
+    let [mut alone_rates, mut burst_rates, mut together_rates] = [const { Vec::new() }; 3];
     for _ in 0..ROUNDS {
-        alone_rates.push(alone()?);
-        together_rates.push(together(&requests)?);
+        alone_rates.push(alone(&engine, &requests)?);
+        burst_rates.push(burst(&engine, &requests)?);
+        together_rates.push(sustained(&engine, &requests)?);
     }
-    let median = |rates: &mut Vec<f64>| {
+    let median = |mut rates: Vec<f64>| {
         rates.sort_by(f64::total_cmp);
         rates[ROUNDS / 2]
     };
-    let (alone_rate, together_rate) = (median(&mut alone_rates), median(&mut together_rates));
+    let (alone_rate, burst_rate, together_rate) = (median(alone_rates), median(burst_rates), median(together_rates));
     let speedup = together_rate / alone_rate;
     let report = SpeedReport {
         folder: folder.display().to_string(),
         alone_tokens_per_s: alone_rate,
         together_tokens_per_s: together_rate,
         speedup,
+        burst_tokens_per_s: burst_rate,
+        burst_speedup: burst_rate / alone_rate,
         ok: speedup >= SPEEDUP_MIN,
     };
     eprintln!("{}", serde_json::to_string(&report)?);
     Ok(report)
 }
 
-fn count_tokens(handle: &RequestHandle) -> Result<usize> {
+/// A request of one of seven lengths and one of five numbers of new tokens.
+fn request(model: &TextModel, number: u64) -> Request {
+    let prompt = (0..8 + number % 7 * 8).map(|token| ((token * 131 + number * 17) % 997 + 20) as u32).collect();
+    let mut params = GeneratorParams::new(model.config().search.clone());
+    (params.ignore_eos, params.search.do_sample) = (true, false);
+    Request::new(prompt, params.max_new_tokens(48 + number as usize % 5 * 8))
+}
+
+/// Each request when the one before it has ended.
+fn alone(engine: &Engine, requests: &[Request]) -> Result<f64> {
+    let begun = Instant::now();
+    let mut tokens = 0;
+    for request in requests {
+        tokens += count_tokens(&engine.submit(request.clone())?, &AtomicU64::new(0))?;
+    }
+    Ok(tokens as f64 / begun.elapsed().as_secs_f64())
+}
+
+/// One request of every client at the same moment: until the last has ended, with ever fewer rows.
+fn burst(engine: &Engine, requests: &[Request]) -> Result<f64> {
+    let begun = Instant::now();
+    let handles = requests.iter().cycle().take(CLIENTS as usize).map(|request| engine.submit(request.clone()));
+    let handles = handles.collect::<Result<Vec<RequestHandle>, _>>()?;
+    let tokens = handles.iter().map(|handle| count_tokens(handle, &AtomicU64::new(0))).sum::<Result<usize>>()?;
+    Ok(tokens as f64 / begun.elapsed().as_secs_f64())
+}
+
+/// Clients that always have a request open: tokens while all of them do.
+fn sustained(engine: &Engine, requests: &[Request]) -> Result<f64> {
+    /// Time in which all clients get their first answers, and time that is measured.
+    const SECONDS: (u64, u64) = (3, 6);
+    let (told, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let client = |client: u64| {
+            let (told, is_over) = (&told, &is_over);
+            scope.spawn(move || -> Result<()> {
+                for number in (client..).step_by(CLIENTS as usize) {
+                    let request = &requests[(number % REQUESTS) as usize];
+                    let handle = engine.submit(request.clone())?;
+                    count_tokens(&handle, told)?;
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+                Ok(())
+            })
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(client).collect();
+        std::thread::sleep(Duration::from_secs(SECONDS.0));
+        let (begun, before) = (Instant::now(), told.load(Ordering::Relaxed));
+        std::thread::sleep(Duration::from_secs(SECONDS.1));
+        let rate = (told.load(Ordering::Relaxed) - before) as f64 / begun.elapsed().as_secs_f64();
+        is_over.store(true, Ordering::Relaxed);
+        clients.into_iter().try_for_each(|client| client.join().expect("a client panicked"))?;
+        Ok(rate)
+    })
+}
+
+/// Tokens of an answer, which are also added to `told` as they come.
+fn count_tokens(handle: &RequestHandle, told: &AtomicU64) -> Result<usize> {
     let mut tokens = 0;
     for event in handle.events() {
         match event {
-            Event::Token(_) => tokens += 1,
+            Event::Token(_) => {
+                tokens += 1;
+                told.fetch_add(1, Ordering::Relaxed);
+            }
             Event::Failed { message, .. } => bail!("{message}"),
             Event::Blocked | Event::Finished { .. } => {}
         }

@@ -73,12 +73,13 @@ impl PagedRunner {
     fn run_groups(&mut self, groups: &[Vec<&StepRow<'_>>]) -> Result<Vec<Vec<Vec<Found>>>, StepFault> {
         self.runs += 1;
         let mut jobs: Vec<Job<'_>> = Vec::with_capacity(groups.len());
+        let loads = self.loads_beside(groups);
         for (number, rows) in groups.iter().enumerate() {
             let slots = self.place(rows);
-            jobs.extend(self.jobs_of(number, rows, &slots)?);
+            jobs.extend(self.jobs_of(number, rows, &slots, &loads)?);
         }
         // The longest first, so that the last ones to end are short.
-        jobs.sort_by_key(|job| std::cmp::Reverse(job.plan.shape.rows * job.plan.shape.length));
+        jobs.sort_by_key(|job| std::cmp::Reverse(cost_of(job.plan.shape.rows, job.plan.shape.length)));
         self.buffers.resize_with(self.buffers.len().max(jobs.len()), StepBuffers::default);
         let copies = &self.copies;
         let runs: Vec<(&Job<'_>, &mut StepBuffers)> = jobs.iter().zip(&mut self.buffers).collect();
@@ -103,11 +104,20 @@ impl PagedRunner {
         Ok(found)
     }
 
+    /// What each thread has to do beside the rows that are divided, the least first.
+    fn loads_beside(&self, groups: &[Vec<&StepRow<'_>>]) -> Vec<usize> {
+        let others = groups.iter().filter(|rows| !is_divided(rows));
+        let cost =
+            |rows: &Vec<&StepRow<'_>>| cost_of(rows.len(), rows.iter().map(|row| row.tokens.len()).max().unwrap_or(0));
+        deal(others.map(cost).collect(), self.model.session().jobs_beside())
+    }
+
     /// Rows of the Programs that a group runs on: many rows with one new token are divided, so that every thread has some.
-    fn parts_of(&self, rows: &[&StepRow<'_>], slots: usize) -> Vec<usize> {
-        let is_divided = rows.iter().all(|row| row.tokens.len() == 1);
-        let threads = if is_divided { self.model.session().jobs_beside() } else { 1 };
-        divide_rows(rows.len(), threads, &self.ladders.rows, slots)
+    fn parts_of(&self, rows: &[&StepRow<'_>], slots: usize, loads: &[usize]) -> Vec<usize> {
+        match is_divided(rows) {
+            true => divide_rows(rows.len(), loads, &self.ladders.rows, slots),
+            false => vec![rows.len()],
+        }
     }
 
     /// Puts the rows of a group into their copies; gives their slots.
@@ -129,10 +139,16 @@ impl PagedRunner {
 
     /// What runs of a group whose rows lie in these slots: a Program for each part of it, in the order of the slots. Where larger
     /// Programs are taken that are there, one of them for all rows comes before parts whose Programs are not.
-    fn jobs_of<'r>(&self, group: usize, rows: &[&'r StepRow<'r>], slots: &[usize]) -> Result<Vec<Job<'r>>, StepFault> {
+    fn jobs_of<'r>(
+        &self,
+        group: usize,
+        rows: &[&'r StepRow<'r>],
+        slots: &[usize],
+        loads: &[usize],
+    ) -> Result<Vec<Job<'r>>, StepFault> {
         let Some(class) = self.class_of_group(rows) else { return Ok(Vec::new()) };
         let model = model_of(&self.model, rows)?;
-        let parts = self.parts_of(rows, self.copies[&class].cache.slots());
+        let parts = self.parts_of(rows, self.copies[&class].cache.slots(), loads);
         let jobs = self.jobs_of_parts(group, &model, rows, slots, &parts);
         if parts.len() > 1 && jobs.iter().any(|job| !is_ready(&model, &job.plan)) {
             let whole = self.jobs_of_parts(group, &model, rows, slots, &[rows.len()]);
@@ -330,27 +346,68 @@ impl Job<'_> {
     }
 }
 
-/// Rows with one new token that are a Program's of their own, at least: every Program reads all weights, and those of f32 take
-/// as long to read as to multiply with some ten rows.
+/// Whether the rows of a group may run on several Programs: each has one new token.
+fn is_divided(rows: &[&StepRow<'_>]) -> bool {
+    rows.iter().all(|row| row.tokens.len() == 1)
+}
+
+/// Rows with one new token that are a Program's of their own, at least: every Program reads all weights and makes ready what it
+/// multiplies, which takes as long as several rows.
 const ROWS_OF_PART_MIN: usize = 12;
 
-/// Rows that lie in successive slots as parts, one for each of so many threads at most. All parts but the last fill a Program,
-/// and the last one's filler lies in slots that there are.
-fn divide_rows(rows: usize, threads: usize, sizes: &Ladder, slots: usize) -> Vec<usize> {
-    let size = |count: usize| sizes.at_least(count).unwrap_or(count);
-    let (mut parts, mut first) = (Vec::new(), 0);
-    for threads_left in (1..=threads.min(rows / ROWS_OF_PART_MIN).max(1)).rev() {
-        let left = rows - first;
-        let part = size(left.div_ceil(threads_left)).min(left);
-        if first + size(part) > slots {
-            return vec![rows];
-        }
-        if part > 0 {
-            parts.push(part);
-        }
-        first += part;
+/// What a Program costs, in rows with one new token: reading weights costs as much as a few, and tokens of a prompt but the last
+/// skip the product with the vocabulary.
+fn cost_of(rows: usize, length: usize) -> usize {
+    const PROGRAM: usize = 4;
+    PROGRAM + if length == 1 { rows } else { rows * length * 4 / 5 }
+}
+
+/// What each of so many threads has to do where these costs are dealt, the largest first, to whom has least. The least first.
+fn deal(mut costs: Vec<usize>, threads: usize) -> Vec<usize> {
+    let mut loads = vec![0; threads.max(1)];
+    costs.sort_unstable_by_key(|&cost| std::cmp::Reverse(cost));
+    for cost in costs {
+        loads[0] += cost;
+        loads.sort_unstable();
     }
-    parts
+    loads
+}
+
+/// Rows that lie in successive slots as parts, one at most for each thread, of which each has something else to do, the least
+/// first: so that all end at about the same time. All parts but the last fill a Program, and the last one's filler lies in slots
+/// that there are.
+fn divide_rows(rows: usize, loads: &[usize], sizes: &Ladder, slots: usize) -> Vec<usize> {
+    let size = |count: usize| sizes.at_least(count).unwrap_or(count);
+    let (mut parts, mut left, mut loads) = (Vec::new(), rows, loads);
+    while let [load, others @ ..] = loads {
+        if others.is_empty() || left < 2 * ROWS_OF_PART_MIN {
+            break;
+        }
+        let wanted = level(left, loads).saturating_sub(*load);
+        // When the last thread ends, where this one has so many rows and the others have the rest.
+        let end = |part: usize| {
+            let rest = if others.len() == 1 { size(left - part) } else { left - part };
+            (load + part).max(level(rest, others))
+        };
+        let fitting = [sizes.at_least(wanted), sizes.at_most(wanted)].into_iter().flatten();
+        let fitting = fitting.filter(|part| (ROWS_OF_PART_MIN..left).contains(part));
+        let Some(part) = fitting.min_by_key(|&part| end(part)) else { break };
+        parts.push(part);
+        (left, loads) = (left - part, others);
+    }
+    if left > 0 {
+        parts.push(left);
+    }
+    match rows - left + size(left) > slots {
+        true => vec![rows],
+        false => parts,
+    }
+}
+
+/// Where threads with such loads end, the least first, that share so many rows.
+fn level(rows: usize, loads: &[usize]) -> usize {
+    let ends = (1..=loads.len()).map(|count| (rows + loads[..count].iter().sum::<usize>()).div_ceil(count));
+    ends.min().unwrap_or(usize::MAX)
 }
 
 /// Bytes of new keys and values that take longer to keep than a thread takes to begin.
@@ -548,22 +605,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_rows_are_divided_among_threads_without_more_filler() {
+    fn who_has_a_prompt_takes_fewer_rows() {
         let sizes = Ladder::of(Ladder::fine(64).sizes().iter().copied().chain([40, 56]), 64);
-        let divided = |rows, threads| divide_rows(rows, threads, &sizes, 65);
+        let divided = |rows, prompts: &[usize], threads| {
+            let loads = deal(prompts.iter().map(|&tokens| cost_of(1, tokens)).collect(), threads);
+            divide_rows(rows, &loads, &sizes, 65)
+        };
+        assert_eq!(deal(vec![3, 9, 4, 1], 3), [4, 4, 9]);
+        assert_eq!(divided(63, &[32], 2), [48, 15]);
+        assert_eq!(divided(63, &[8], 2), [40, 23]);
+        assert_eq!(divided(60, &[32, 32, 32, 32], 2), [32, 28]);
+        assert_eq!(divided(20, &[512], 2), [20], "one thread has the prompt, and the other all rows");
+    }
+
+    #[test]
+    fn many_rows_are_divided_among_threads() {
+        let sizes = Ladder::of(Ladder::fine(64).sizes().iter().copied().chain([40, 56]), 64);
+        let divided = |rows, threads: usize| divide_rows(rows, &vec![0; threads], &sizes, 65);
         assert_eq!((divided(1, 2), divided(15, 2), divided(64, 1)), (vec![1], vec![15], vec![64]));
         assert_eq!((divided(23, 2), divided(33, 2), divided(64, 2)), (vec![23], vec![24, 9], vec![32, 32]));
-        assert_eq!((divided(64, 4), divided(50, 4)), (vec![16; 4], vec![16, 12, 12, 10]));
+        assert_eq!((divided(64, 4), divided(50, 4)), (vec![16; 4], vec![12, 12, 16, 10]));
         for rows in 1..=64 {
-            let filler =
-                |parts: &[usize]| parts.iter().map(|&part| sizes.at_least(part).unwrap() - part).sum::<usize>();
             for threads in 1..9 {
                 let parts = divided(rows, threads);
                 assert_eq!(parts.iter().sum::<usize>(), rows);
-                assert!(filler(&parts) <= filler(&[rows]), "{rows} rows of {threads} threads: {parts:?}");
+                assert!(parts[..parts.len() - 1].iter().all(|part| sizes.sizes().contains(part)), "{parts:?}");
             }
         }
         // No Program of the second part would fit the slots.
-        assert_eq!(divide_rows(40, 2, &Ladder::of([1, 25], 40), 41), [40]);
+        assert_eq!(divide_rows(40, &[0, 0], &Ladder::of([1, 25], 40), 41), [40]);
     }
 }
