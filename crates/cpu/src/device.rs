@@ -124,12 +124,8 @@ impl Device for CpuDevice {
         self.pool.threads()
     }
 
-    fn begin_run_beside(&self) {
-        self.pool.begin_run_beside();
-    }
-
-    fn end_run_beside(&self) {
-        self.pool.end_run_beside();
+    fn do_beside(&self, threads: usize, body: &(dyn Fn() + Sync)) {
+        self.pool.do_beside(threads, body);
     }
 }
 

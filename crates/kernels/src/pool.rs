@@ -4,7 +4,7 @@
 //! under a microsecond while an idle Program costs nothing. Tasks are dealt to threads in contiguous ranges that depend only
 //! on the two counts; a thread that is through with its own range goes on with what others have not begun, so a worker that
 //! the system does not let run delays nobody. A `run` on a busy pool (nested, or from a second thread) does all its tasks on
-//! its own thread.
+//! its own thread. `do_beside` (`pool_beside.rs`) has threads do whole runs side by side instead.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -17,6 +17,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::cores::{self, NO_CORE};
+
+#[path = "pool_beside.rs"]
+mod beside;
+#[path = "pool_door.rs"]
+mod door;
+
+use beside::Beside;
+use door::Door;
 
 /// How long a thread looks for the other side without giving its core away: longer than a hand-over takes.
 const SPIN: Duration = Duration::from_micros(50);
@@ -37,8 +45,6 @@ pub struct ThreadPool {
     /// Cores of the machine that this process may use, and those of them that runs leave to others.
     cores: usize,
     left_cores: AtomicUsize,
-    /// Runs of Programs that go on side by side, where their callers said so.
-    runs_beside: AtomicUsize,
 }
 
 impl ThreadPool {
@@ -48,7 +54,8 @@ impl ThreadPool {
         let shared = Arc::new(Shared {
             is_busy: AtomicBool::new(false),
             job: UnsafeCell::new(None),
-            door: AtomicUsize::new(0),
+            door: Door::default(),
+            beside: Beside::default(),
             caller_core: AtomicUsize::new(NO_CORE),
             claimed: (0..=worker_count).map(|_| Claimed::default()).collect(),
             mailboxes: (0..worker_count).map(|_| Mailbox::new()).collect(),
@@ -62,7 +69,7 @@ impl ThreadPool {
             })
             .collect();
         let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
-        ThreadPool { shared, workers, cores, left_cores: AtomicUsize::new(0), runs_beside: AtomicUsize::new(0) }
+        ThreadPool { shared, workers, cores, left_cores: AtomicUsize::new(0) }
     }
 
     /// How many threads take part in a `run`, the caller included.
@@ -81,22 +88,11 @@ impl ThreadPool {
         self.left_cores.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// One more run of a Program goes on beside others until `end_run_beside`: each has its share of the threads. Rows that
-    /// stay on one thread from step to step wait for nobody between steps.
-    pub fn begin_run_beside(&self) {
-        self.runs_beside.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Undoes one `begin_run_beside`.
-    pub fn end_run_beside(&self) {
-        self.runs_beside.fetch_sub(1, Ordering::Relaxed);
-    }
-
     /// How many threads a `run` would use now.
     pub fn threads_now(&self) -> usize {
         let left_cores = self.left_cores.load(Ordering::Relaxed);
         let cores = if left_cores == 0 { usize::MAX } else { self.cores - left_cores.min(self.cores) };
-        let share = self.threads() / self.runs_beside.load(Ordering::Relaxed).max(1);
+        let share = self.threads() / self.shared.beside.runs().max(1);
         share.min(cores).max(1)
     }
 
@@ -120,7 +116,7 @@ impl ThreadPool {
             is_crowded |= was_parked || mailbox.core.load(Ordering::Relaxed) == core;
         }
         self.shared.do_part(&job, 0);
-        if is_crowded && self.shared.door.load(Ordering::Relaxed) == OPEN {
+        if is_crowded && self.shared.door.is_waiting() {
             // No worker has come, perhaps because one waits for this core. Letting it run once lets it move away.
             std::thread::yield_now();
         }
@@ -229,8 +225,10 @@ struct Shared {
     is_busy: AtomicBool,
     /// Written by the holder of `is_busy` while the door is shut and nobody is inside; read by those inside.
     job: UnsafeCell<Option<Job>>,
-    /// `OPEN` while workers may enter the job, plus `INSIDE` for each that has entered and not left.
-    door: AtomicUsize,
+    /// Open while workers may enter the job.
+    door: Door,
+    /// Runs that go on side by side.
+    beside: Beside,
     /// The core that the caller ran on when it opened the door.
     caller_core: AtomicUsize,
     /// One for each part of a job.
@@ -239,11 +237,6 @@ struct Shared {
     /// The first panic in the current job.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
-
-/// The door's bit that lets workers in.
-const OPEN: usize = 1;
-/// What each worker inside adds to the door.
-const INSIDE: usize = 2;
 
 // SAFETY: `job` is the only field that is not Sync; its comment gives the protocol, and its contents are Sync.
 unsafe impl Sync for Shared {}
@@ -273,7 +266,8 @@ struct Mailbox {
 enum Message {
     Empty = 0,
     Work = 1,
-    Stop = 2,
+    Beside = 2,
+    Stop = 3,
 }
 
 impl Message {
@@ -281,6 +275,7 @@ impl Message {
         match number {
             0 => Message::Empty,
             1 => Message::Work,
+            2 => Message::Beside,
             _ => Message::Stop,
         }
     }
@@ -347,18 +342,29 @@ impl Mailbox {
 impl Shared {
     /// The life of worker `index`, which begins with part `index + 1` of each job.
     fn work(&self, index: usize) {
-        while self.mailboxes[index].take() == Message::Work {
-            if !self.enter() {
-                continue; // The others were through before this thread could run.
+        loop {
+            match self.mailboxes[index].take() {
+                Message::Work => {
+                    if self.door.enter() {
+                        cores::leave(self.caller_core.load(Ordering::Relaxed));
+                        self.help(index + 1);
+                    }
+                }
+                Message::Beside => self.beside.join(),
+                Message::Stop => break,
+                Message::Empty => {}
             }
-            cores::leave(self.caller_core.load(Ordering::Relaxed));
-            // SAFETY: inside, so the job stays as it is until we leave.
-            if let Some(job) = unsafe { *self.job.get() } {
-                self.do_part(&job, index + 1);
-                self.do_rest(&job, index + 1);
-            }
-            self.door.fetch_sub(INSIDE, Ordering::Release);
         }
+    }
+
+    /// Does tasks of the current job, from this part on, by a thread that has entered the door, and leaves.
+    fn help(&self, part: usize) {
+        // SAFETY: inside, so the job stays as it is until we leave.
+        if let Some(job) = unsafe { *self.job.get() } {
+            self.do_part(&job, part % job.parts);
+            self.do_rest(&job, part % job.parts);
+        }
+        self.door.leave();
     }
 
     /// Makes a job the current one. The caller holds `is_busy`.
@@ -369,32 +375,13 @@ impl Shared {
             claimed.0.store(0, Ordering::Relaxed);
         }
         self.caller_core.store(caller_core, Ordering::Relaxed);
-        self.door.store(OPEN, Ordering::Release);
+        self.door.open();
     }
 
-    /// Whether a worker is let into the current job, and must leave it.
-    fn enter(&self) -> bool {
-        let step = |door: usize| (door & OPEN != 0).then_some(door + INSIDE);
-        self.door.fetch_update(Ordering::Acquire, Ordering::Relaxed, step).is_ok()
-    }
-
-    /// Lets no more workers in and waits for those inside; gives the core away when that takes longer than a hand-over.
+    /// Lets no more workers in and waits for those inside.
     fn close(&self) {
-        if self.door.fetch_and(!OPEN, Ordering::Acquire) == OPEN {
-            return;
-        }
-        let started = Instant::now();
-        let mut looks = 0_u32;
-        let mut is_late = false;
-        while self.door.load(Ordering::Acquire) != 0 {
-            if is_late {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-                looks += 1;
-                is_late = looks.is_multiple_of(LOOKS_PER_CLOCK) && started.elapsed() > SPIN;
-            }
-        }
+        self.door.shut();
+        self.door.wait(|| false);
     }
 
     /// Does the tasks of one part that nobody has claimed, and keeps the first panic.
@@ -466,21 +453,6 @@ mod tests {
         });
         (0..pool.cores).for_each(|_| pool.take_core_back());
         assert_eq!((done.into_inner(), counts(&pool, 9)), (100, vec![1; 9]));
-    }
-
-    #[test]
-    fn runs_beside_one_another_share_the_threads() {
-        let pool = ThreadPool::new(4);
-        let threads: Vec<usize> = (0..6)
-            .map(|_| {
-                pool.begin_run_beside();
-                pool.threads_now()
-            })
-            .collect();
-        assert_eq!(threads, [4, 2, 1, 1, 1, 1]);
-        assert_eq!(counts(&pool, 9), vec![1; 9]);
-        (0..6).for_each(|_| pool.end_run_beside());
-        assert_eq!((pool.threads_now(), counts(&pool, 9)), (4, vec![1; 9]));
     }
 
     #[test]

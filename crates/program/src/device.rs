@@ -36,11 +36,11 @@ pub trait Device: Send + Sync {
     fn threads(&self) -> usize {
         1
     }
-    /// One more run goes on beside others until `end_run_beside`: each has its share of the threads. What they compute does
-    /// not change.
-    fn begin_run_beside(&self) {}
-    /// Undoes one `begin_run_beside`.
-    fn end_run_beside(&self) {}
+    /// Calls `body` on this thread and, as far as they come, on others of the host that compute, so many in all. Runs inside share
+    /// the threads; what they compute does not change. A call should return when it finds nothing to do.
+    fn do_beside(&self, _threads: usize, body: &(dyn Fn() + Sync)) {
+        body();
+    }
 }
 
 /// A Program that is ready to run. Shared by all contexts of its device.

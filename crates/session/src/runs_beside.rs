@@ -4,8 +4,6 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-use precast_program::Device;
-
 use crate::session::Session;
 
 impl Session {
@@ -26,38 +24,14 @@ impl Session {
         }
         let mut results: Vec<Option<R>> = jobs.iter().map(|_| None).collect();
         let left: Mutex<VecDeque<(J, &mut Option<R>)>> = Mutex::new(jobs.into_iter().zip(&mut results).collect());
-        let work = || {
-            let _beside = RunBeside::new(&**device);
+        device.do_beside(workers, &|| {
             loop {
                 let next = left.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                 let Some((given, result)) = next else { break };
                 *result = Some(job(given));
             }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..workers {
-                // Where there is no thread, the others do its jobs.
-                let _ = std::thread::Builder::new().name("precast-beside".to_string()).spawn_scoped(scope, work);
-            }
-            work();
         });
         drop(left);
         results.into_iter().flatten().collect()
-    }
-}
-
-/// One of several runs that share the threads of a device.
-struct RunBeside<'d>(&'d dyn Device);
-
-impl RunBeside<'_> {
-    fn new(device: &dyn Device) -> RunBeside<'_> {
-        device.begin_run_beside();
-        RunBeside(device)
-    }
-}
-
-impl Drop for RunBeside<'_> {
-    fn drop(&mut self) {
-        self.0.end_run_beside();
     }
 }

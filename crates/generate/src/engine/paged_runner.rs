@@ -268,18 +268,15 @@ impl PagedRunner {
     /// Keeps keys and values of the new tokens in pages and copies: of many rows in both at the same time, since it waits for
     /// memory more than for anything else.
     fn keep(&mut self, jobs: &[Job<'_>]) {
-        let (buffers, store, copies) = (&self.buffers, &mut self.store, &mut self.copies);
+        let (buffers, pages, copies) = (&self.buffers, Kept::Pages(&mut self.store), Kept::Copies(&mut self.copies));
+        let write = |kept: Kept<'_>| match kept {
+            Kept::Pages(store) => write_pages(store, buffers, jobs),
+            Kept::Copies(copies) => write_copies(copies, buffers, jobs),
+        };
         let bytes = jobs.iter().map(|job| job.rows.len()).sum::<usize>() * self.model.kv_bytes_per_token();
-        let is_together = bytes >= BYTES_KEPT_TOGETHER
-            && std::thread::scope(|scope| {
-                let thread = std::thread::Builder::new().name("precast-pages".to_string());
-                let pages = thread.spawn_scoped(scope, || write_pages(store, buffers, jobs));
-                write_copies(copies, buffers, jobs);
-                pages.is_ok()
-            });
-        if !is_together {
-            write_pages(&mut self.store, &self.buffers, jobs);
-            write_copies(&mut self.copies, &self.buffers, jobs);
+        match bytes >= BYTES_KEPT_TOGETHER {
+            true => drop(self.model.session().do_beside(vec![pages, copies], write)),
+            false => [pages, copies].into_iter().for_each(write),
         }
         for job in jobs {
             let Some(copies) = self.copies.get_mut(&job.class) else { continue };
@@ -408,6 +405,12 @@ fn divide_rows(rows: usize, loads: &[usize], sizes: &Ladder, slots: usize) -> Ve
 fn level(rows: usize, loads: &[usize]) -> usize {
     let ends = (1..=loads.len()).map(|count| (rows + loads[..count].iter().sum::<usize>()).div_ceil(count));
     ends.min().unwrap_or(usize::MAX)
+}
+
+/// Where new keys and values are kept.
+enum Kept<'k> {
+    Pages(&'k mut PageStores),
+    Copies(&'k mut BTreeMap<Class, RowCopies>),
 }
 
 /// Bytes of new keys and values that take longer to keep than a thread takes to begin.
