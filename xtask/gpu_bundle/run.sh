@@ -4,6 +4,7 @@
 #   ./run.sh                     all parts
 #   ./run.sh models ops          some
 #   ./run.sh speed --tune        with tactics measured first
+#   ./run.sh text --only engine --per-step   where the time of a decode step goes
 set -euo pipefail
 cd "$(dirname "$0")"
 for toolkit in /usr/local/cuda /usr/local/cuda-*; do

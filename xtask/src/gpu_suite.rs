@@ -5,6 +5,7 @@ mod children;
 mod compile_times;
 mod parts;
 mod sessions;
+mod step_times;
 mod text;
 
 use std::fs;
@@ -36,6 +37,9 @@ pub struct GpuSuiteArguments {
     /// Measure tactics before speeds.
     #[arg(long)]
     tune: bool,
+    /// Tell where the time of the engines' steps goes.
+    #[arg(long)]
+    per_step: bool,
 }
 
 /// What can be asked by itself.
@@ -184,7 +188,7 @@ fn run_part(part: Part, arguments: &GpuSuiteArguments) -> Result<Vec<Bar>> {
         Part::Conformance => parts::conformance(),
         Part::Sessions => sessions::bars(only),
         Part::Speed => Ok(parts::speed(only, arguments.tune)),
-        Part::Text => text::bars(only),
+        Part::Text => text::bars(only, arguments.per_step),
         Part::Compile => compile_times::bars(),
         Part::Hip => parts::hip(only),
         Part::Sanitizer => parts::sanitizer(only),

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result};
-use precast::{FloatPrecision, Model, Numerics, PassOptions, Runner, RunnerOptions, Tensor};
-use precast_gpu::{Arch, GpuTarget, KernelCompiler, MemoryKernels};
+use precast::{FloatPrecision, Graph, Model, Numerics, PassOptions, Runner, RunnerOptions, Tensor};
+use precast_gpu::{Arch, GpuTarget, KernelCompiler, MemoryKernels, Vendor};
 use precast_program::store::StoreError;
 use precast_program::{ArtifactStore, Bucket, Target};
 use precast_tensor::Digest;
@@ -69,14 +69,14 @@ pub fn of_model(
     let (graph, _) = runner.graph(&inputs::make(model, batch)?)?;
     let collector = Arc::new(TextCollector::default());
     let mut texts = BTreeMap::new();
-    let mut optimised = None;
+    let mut optimised: Option<(Vendor, Graph)> = None;
     for arch in archs {
         let target = target(arch, floats, collector.clone());
-        // Passes do not look at the architecture.
-        let optimised = match &optimised {
-            Some(optimised) => optimised,
-            None => optimised.insert(target.optimise(&graph)?),
-        };
+        // Passes look at nothing of an architecture but whose it is.
+        if optimised.as_ref().is_none_or(|(vendor, _)| *vendor != arch.vendor) {
+            optimised = Some((arch.vendor, target.optimise(&graph)?));
+        }
+        let (_, optimised) = optimised.as_ref().context("made above")?;
         target
             .compile_optimised(optimised, &Bucket::default(), &Digests)
             .with_context(|| format!("for {}", arch.name))?;
@@ -88,7 +88,6 @@ pub fn of_model(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use precast_gpu::Vendor;
 
     /// Convolutions of yolov10n that the 1×1 fold replaces.
     fn folds(batch: usize, floats: FloatPrecision) -> usize {

@@ -45,6 +45,14 @@ pub const STREAM_FLOATS: &str = include_str!("text/stream_floats.h");
 pub const STREAM_BLOCKS: &str = include_str!("text/stream_blocks.h");
 /// Products of few rows with constant matrices, normed before and finished after.
 pub const STREAM: &str = include_str!("text/stream.h");
+/// What rows and matrices of a stream on matrix instructions consist of.
+pub const STREAM_MMA_LINES: &str = include_str!("text/stream_mma_lines.h");
+/// Matrices of such a stream that are floats.
+pub const STREAM_MMA_FLOATS: &str = include_str!("text/stream_mma_floats.h");
+/// Matrices of such a stream that are blocks of 4 bits.
+pub const STREAM_MMA_BLOCKS: &str = include_str!("text/stream_mma_blocks.h");
+/// The same as `STREAM`, on matrix instructions.
+pub const STREAM_MMA: &str = include_str!("text/stream_mma.h");
 /// Products of few rows.
 pub const GEMV: &str = include_str!("text/gemv.h");
 /// Attentions on matrix instructions.

@@ -21,6 +21,7 @@ use crate::kernel::{Arch, Launch, Lowered, Vendor};
 use crate::layout::choose_layouts;
 use crate::lower::lower;
 use crate::ops::append_to_cache;
+use crate::ops::stream_mma::MMA_ROWS_MAX;
 use crate::ops::tiles::GEMV_ROWS_MAX;
 use crate::rows;
 use crate::site::{Layouts, Site};
@@ -40,7 +41,7 @@ const FOREIGN_PASSES: [&str; 2] = ["quantise_weights", "hoist_softmax"];
 
 /// What steps cost on a data-centre GPU of the last years, by how values lie: dense products at the rate that large
 /// convolutions reach, feature maps between main memory and the second cache, and what a launch takes within a capture.
-fn step_costs(floats: FloatPrecision) -> StepCosts {
+fn step_costs(vendor: Vendor, floats: FloatPrecision) -> StepCosts {
     let (dense_per_ns, element_bytes) = match floats {
         FloatPrecision::F32 => (15_000, None),
         FloatPrecision::F16 => (100_000, Some(2)),
@@ -53,6 +54,10 @@ fn step_costs(floats: FloatPrecision) -> StepCosts {
         step_ns: 2_000,
         multiplies_blocks: false,
         streamed_rows: GEMV_ROWS_MAX as u32,
+        streamed_short_rows: match vendor {
+            Vendor::Cuda => MMA_ROWS_MAX as u32,
+            Vendor::Hip => GEMV_ROWS_MAX as u32,
+        },
         joins_depthwise: false,
     }
 }
@@ -85,7 +90,7 @@ impl GpuTarget {
         compiler: Arc<dyn KernelCompiler>,
         kernels: Arc<dyn KernelStore>,
     ) -> GpuTarget {
-        let options = PassOptions { costs: step_costs(options.numerics.floats), ..options };
+        let options = PassOptions { costs: step_costs(arch.vendor, options.numerics.floats), ..options };
         let kind = kind_of(arch.vendor).to_string();
         let features = format!("{}-{}mp-{}", arch.name, arch.multiprocessors, compiler.version());
         let description = TargetDescription { kind, features, threads: 1, numerics: options.numerics.clone() };

@@ -62,12 +62,37 @@ fn block_network() -> String {
     )
 }
 
+/// Normed rows of 16 bits times weights of their type, and times weights of 4 bits.
+fn row_network(rows: usize) -> String {
+    let list = |count: usize, text: &str| vec![text; count].join(", ");
+    format!(
+        r#"graph "rows"(%0 "x": bf16[{rows},64]) {{
+  %1 = constant bf16[64] [{norm}]
+  %2 = constant bf16[64,40] [{weights}]
+  %3 = rms_norm(%0, %1) {{axis=1, epsilon=0.5}} : bf16[{rows},64]
+  %4 = matmul(%3, %2) {{transpose_a=false, transpose_b=false}} : bf16[{rows},40]
+  %5 = constant u8[24,32] [{levels}]
+  %6 = constant bf16[24,2] [{scales}]
+  %7 = unpack(%5) {{to=i4}} : i4[24,64]
+  %8 = dequantize(%7, %6) {{to=bf16, axis=1, block=32}} : bf16[24,64]
+  %9 = matmul(%0, %8) {{transpose_a=false, transpose_b=true}} : bf16[{rows},24]
+  return "y" %4, "z" %9
+}}
+"#,
+        norm = list(64, "1.0"),
+        weights = list(64 * 40, "0.5"),
+        levels = list(24 * 32, "7"),
+        scales = list(24 * 2, "0.5"),
+    )
+}
+
 fn compile_for(vendor: precast_driver::Vendor, arch: Arch) {
     let compiler = match RuntimeCompiler::open(vendor) {
         Ok(compiler) => Arc::new(compiler),
         Err(error) => return println!("left out: {error}"),
     };
-    for network in [NETWORK, &block_network(), &paged_network(1), &paged_network(5)] {
+    let networks = [NETWORK, &block_network(), &paged_network(1), &paged_network(5), &row_network(3), &row_network(20)];
+    for network in networks {
         let graph = text::parse(network, &NoConstants).unwrap();
         for floats in [FloatPrecision::F32, FloatPrecision::F16] {
             let options =

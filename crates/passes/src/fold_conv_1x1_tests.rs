@@ -417,6 +417,7 @@ fn the_profit_model_gives_the_ratios_of_the_specification() {
         step_ns: 2000,
         multiplies_blocks: false,
         streamed_rows: 0,
+        streamed_short_rows: 0,
         joins_depthwise: false,
     };
     for (k, channels, groups, strides, output, expected) in rows {

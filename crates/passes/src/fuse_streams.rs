@@ -22,11 +22,13 @@ pub const PASS: Pass = Pass {
     run: Run::Costed(fuse_streams),
 };
 
+/// What short rows, and blocks of their weights, are multiples of: so many of their elements are read at once.
+const SHORT_MULTIPLE: usize = 8;
 /// Nodes that may follow products.
 const FOLLOWERS_MAX: usize = 8;
 
 fn fuse_streams(graph: &Graph, costs: &StepCosts, log: &mut Log) -> Result<Graph, GraphError> {
-    let streams = Streams::find(graph, costs.streamed_rows as usize);
+    let streams = Streams::find(graph, costs);
     let mut copy = GraphCopy::with_inputs(graph);
     for (position, node) in graph.nodes().iter().enumerate() {
         match &streams.ending_at[position] {
@@ -49,21 +51,21 @@ struct Streams {
 }
 
 impl Streams {
-    fn find(graph: &Graph, rows_max: usize) -> Streams {
+    fn find(graph: &Graph, costs: &StepCosts) -> Streams {
         let count = graph.nodes().len();
         let mut streams = Streams { ending_at: vec![None; count], is_absorbed: vec![false; count] };
-        if rows_max == 0 {
+        if costs.streamed_rows == 0 {
             return streams;
         }
         let (users, consumers) = (users_of(graph), single_consumers(graph));
         let mut is_taken = vec![false; count];
         for position in 0..count {
             let id = NodeId(position as u32);
-            if is_taken[position] || !is_streamed(graph, &consumers, graph.node(id), rows_max) {
+            if is_taken[position] || !is_streamed(graph, &consumers, graph.node(id), costs) {
                 continue;
             }
             let norm = norm_of(graph, graph.node(id).inputs[0]);
-            let is_other = |other: &Node| is_streamed(graph, &consumers, other, rows_max);
+            let is_other = |other: &Node| is_streamed(graph, &consumers, other, costs);
             let Some(mut chain) = grown(graph, &users, id, &is_taken, is_other) else { continue };
             let is_wide = graph.ty(graph.node(id).outputs[0]).dtype == DType::F32;
             let products: Vec<NodeId> =
@@ -119,15 +121,29 @@ fn users_of(graph: &Graph) -> Vec<Vec<NodeId>> {
 }
 
 /// Whether a node multiplies few rows with constant weights, or with weights that are made of constant blocks.
-fn is_streamed(graph: &Graph, consumers: &[Option<NodeId>], node: &Node, rows_max: usize) -> bool {
+fn is_streamed(graph: &Graph, consumers: &[Option<NodeId>], node: &Node, costs: &StepCosts) -> bool {
     let Op::Matmul(op) = &node.op else { return false };
     let ty = graph.ty(node.inputs[0]);
     let Some(shape) = ty.shape() else { return false };
     let rows: usize = shape[..shape.len() - 1].iter().product();
     let is_float = matches!(ty.dtype, DType::F16 | DType::BF16 | DType::F32);
-    let is_matrix = graph.constant(node.inputs[1]).is_some_and(|weights| weights.rank() == 2)
-        || block_weights(graph, consumers, node).is_some();
-    is_float && is_matrix && !op.transpose_a && (1..=rows_max).contains(&rows)
+    let is_constant = graph.constant(node.inputs[1]).is_some_and(|weights| weights.rank() == 2);
+    let blocks = block_weights(graph, consumers, node);
+    let is_short = matches!(ty.dtype, DType::F16 | DType::BF16)
+        && shape[shape.len() - 1].is_multiple_of(SHORT_MULTIPLE)
+        && blocks.as_ref().is_none_or(|blocks| has_short_blocks(graph, blocks, ty.dtype));
+    let rows_max = if is_short { costs.streamed_short_rows } else { costs.streamed_rows };
+    let is_matrix = is_constant || blocks.is_some();
+    is_float && is_matrix && !op.transpose_a && (1..=rows_max as usize).contains(&rows)
+}
+
+/// Whether weights are packed levels of 4 bits with scales of this type.
+fn has_short_blocks(graph: &Graph, blocks: &[NodeId], dtype: DType) -> bool {
+    let [unpack, scaling] = *blocks else { return false };
+    let (levels, scaling) = (graph.ty(graph.node(unpack).outputs[0]).dtype, graph.node(scaling));
+    let Op::Dequantize(op) = &scaling.op else { return false };
+    let is_packed = matches!(levels, DType::I4 | DType::U4) && op.block.is_multiple_of(SHORT_MULTIPLE);
+    is_packed && graph.ty(scaling.inputs[1]).dtype == dtype
 }
 
 /// The norm that makes a value, if it is of whole rows with one constant scale for each column.
@@ -218,8 +234,13 @@ mod tests {
 
     /// Names of the nodes of a graph after the pass.
     fn fused_text(text_of: &str, rows_max: u32) -> String {
+        fused_costed(text_of, [rows_max; 2])
+    }
+
+    /// The same with the most rows of any type, and of 16 bits.
+    fn fused_costed(text_of: &str, [streamed_rows, streamed_short_rows]: [u32; 2]) -> String {
         let graph = text::parse(text_of, &NoConstants).unwrap();
-        let costs = StepCosts { streamed_rows: rows_max, ..StepCosts::CORES };
+        let costs = StepCosts { streamed_rows, streamed_short_rows, ..StepCosts::CORES };
         let fused = fuse_streams(&graph, &costs, &mut Log::default()).unwrap();
         let name = |node: &Node| match &node.op {
             Op::Fused(op) => {
@@ -273,6 +294,46 @@ mod tests {
         assert_eq!(fused_text(text_of, 0), "unpack, dequantize, matmul");
         let read_twice = text_of.replace("return \"y\" %5", "return \"y\" %5, \"w\" %4");
         assert_eq!(fused_text(&read_twice, 1), "unpack, dequantize, matmul");
+    }
+
+    #[test]
+    fn more_rows_of_16_bits_than_of_others_take_along_what_is_around_them() {
+        let ones = |count: usize| vec!["1.0"; count].join(", ");
+        let network = |dtype: &str, k: usize| {
+            format!(
+                "graph \"\"(%0 \"x\": {dtype}[3,{k}]) {{\n  %1 = constant {dtype}[{k}] [{}]\n  %2 = constant {dtype}[{k},1] [{}]
+  %3 = rms_norm(%0, %1) {{axis=1, epsilon=0.5}} : {dtype}[3,{k}]
+  %4 = matmul(%3, %2) {{transpose_a=false, transpose_b=false}} : {dtype}[3,1]\n  return \"y\" %4\n}}\n",
+                ones(k),
+                ones(k)
+            )
+        };
+        assert_eq!(fused_costed(&network("bf16", 8), [2, 3]), "fused(rms_norm matmul)");
+        assert_eq!(fused_costed(&network("bf16", 8), [2, 2]), "rms_norm, matmul");
+        assert_eq!(fused_costed(&network("bf16", 7), [2, 3]), "rms_norm, matmul");
+        assert_eq!(fused_costed(&network("f32", 8), [2, 3]), "rms_norm, matmul");
+    }
+
+    #[test]
+    fn more_rows_of_16_bits_than_of_others_read_blocks_of_4_bits() {
+        let network = |scale: &str, block: usize| {
+            format!(
+                "graph \"\"(%0 \"x\": bf16[3,16]) {{
+  %1 = constant u8[1,8] [1, 2, 3, 4, 5, 6, 7, 8]
+  %2 = constant {scale}[1,{count}] [{scales}]
+  %3 = unpack(%1) {{to=i4}} : i4[1,16]
+  %4 = dequantize(%3, %2) {{to=bf16, axis=1, block={block}}} : bf16[1,16]
+  %5 = matmul(%0, %4) {{transpose_a=false, transpose_b=true}} : bf16[3,1]
+  return \"y\" %5
+}}
+",
+                count = 16 / block,
+                scales = vec!["1.0"; 16 / block].join(", ")
+            )
+        };
+        assert_eq!(fused_costed(&network("bf16", 8), [2, 3]), "fused(unpack dequantize matmul)");
+        assert_eq!(fused_costed(&network("bf16", 4), [2, 3]), "unpack, dequantize, matmul");
+        assert_eq!(fused_costed(&network("f32", 8), [2, 3]), "unpack, dequantize, matmul");
     }
 
     #[test]

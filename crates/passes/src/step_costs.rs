@@ -19,6 +19,8 @@ pub struct StepCosts {
     /// Rows up to which a product with constant weights takes as long as these take to read; 0 where steps cost too little to
     /// be joined for it.
     pub streamed_rows: u32,
+    /// The same for rows of 16-bit floats and weights of their type, or of 4 bits with scales of it.
+    pub streamed_short_rows: u32,
     /// Whether a 1×1 convolution and the depthwise one that reads it are one step, which keeps a few channels at hand.
     pub joins_depthwise: bool,
 }
@@ -34,6 +36,7 @@ impl StepCosts {
         step_ns: 500,
         multiplies_blocks: true,
         streamed_rows: 0,
+        streamed_short_rows: 0,
         joins_depthwise: true,
     };
 }

@@ -10,10 +10,16 @@ use precast::device_name::resolve_device;
 use precast::generate::engine::{Event, Request};
 use precast::generate::golden::{Difference, Golden, GoldenCase};
 use precast::generate::{Engine, Generator, GeneratorParams};
-use precast::{EngineOptions, KvPlace, LaunchPath, TextFolder, TextOptions, open_text_model};
+use precast::{
+    EngineOptions, GivenDevice, KvPlace, LaunchPath, PassOptions, TextFolder, TextOptions, open_text_model,
+    open_text_model_on,
+};
+use precast_gpu::{GpuTarget, MemoryKernels};
 use serde_json::Value;
 
+use super::step_times::NotingDevice;
 use super::{Bar, Only, Part};
+use crate::gpu::Rig;
 use crate::llama_folder::{self, LLAMA_1B, LlamaSize, ProductWeights};
 use crate::measure::median;
 use crate::paths;
@@ -66,11 +72,11 @@ const MEASURED: [(&str, ProductWeights); 2] =
     [("llama_1b_bf16", ProductWeights::Bf16), ("llama_1b_int4", ProductWeights::Int4)];
 
 /// Rows of the engines whose steps are measured, and the model.
-const ENGINE_ROWS: [usize; 3] = [1, 8, 32];
+const ENGINE_ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const ENGINE_MODEL: &str = "llama_1b_bf16";
 
-/// Runs all.
-pub fn bars(only: Only) -> Result<Vec<Bar>> {
+/// Runs all. With `has_step_times` steps of the engines are told kernel by kernel.
+pub fn bars(only: Only, has_step_times: bool) -> Result<Vec<Bar>> {
     let mut bars = Vec::new();
     for setting in SETTINGS.iter().filter(|setting| only.has("golden") || only.has(setting.name)) {
         let (mut folders, begun) = (Folders::default(), Instant::now());
@@ -87,9 +93,26 @@ pub fn bars(only: Only) -> Result<Vec<Bar>> {
         bars.push(decode(&name, model, size).unwrap_or_else(|error| Bar::failed(Part::Text, name, &error)));
     }
     if only.has("engine") {
-        for rows in ENGINE_ROWS {
-            let name = format!("engine of {ENGINE_MODEL}, {rows} rows that decode, context {CONTEXT}");
-            bars.push(engine_decode(&name, rows).unwrap_or_else(|error| Bar::failed(Part::Text, name, &error)));
+        bars.extend(engine_bars(has_step_times)?);
+    }
+    Ok(bars)
+}
+
+/// How fast the rows of engines decode, by their number, on one opened model.
+fn engine_bars(has_step_times: bool) -> Result<Vec<Bar>> {
+    let Rig { device, compiler } = Rig::open(None)?;
+    let target =
+        GpuTarget::new(device.arch().clone(), PassOptions::default(), compiler, Arc::<MemoryKernels>::default());
+    let device = Arc::new(NotingDevice::new(device));
+    let given = GivenDevice { name: resolve_device("cuda")?, target: Arc::new(target), device: device.clone() };
+    let folder = open_text_model_on(&llama(ENGINE_MODEL, LLAMA_1B)?, &TextOptions::default(), given)?;
+    let mut bars = Vec::new();
+    for rows in ENGINE_ROWS {
+        let name = format!("engine of {ENGINE_MODEL}, {rows} rows that decode, context {CONTEXT}");
+        bars.push(engine_decode(&name, rows, &folder).unwrap_or_else(|error| Bar::failed(Part::Text, name, &error)));
+        if has_step_times {
+            let times = device.decode_step(rows, CONTEXT + STEPS);
+            eprintln!("{rows} rows: {}", times.unwrap_or_else(|error| format!("{error:#}\n")));
         }
     }
     Ok(bars)
@@ -169,17 +192,16 @@ fn differences(folder: &TextFolder, case: &GoldenCase, setting: &Setting) -> Res
 }
 
 /// A model of the shape of Llama 3.2 1B, which is written where it is not there yet.
-fn open_llama(model: &str, size: LlamaSize) -> Result<TextFolder> {
+fn llama(model: &str, size: LlamaSize) -> Result<PathBuf> {
     let folder = paths::cache().join("models").join(model);
     if !folder.join("genai_config.json").exists() {
         llama_folder::write(&folder, size)?;
     }
-    open(&folder)
+    Ok(folder)
 }
 
 /// Tokens a second of an engine whose rows all decode, with all that the host does between two steps.
-fn engine_decode(name: &str, rows: usize) -> Result<Bar> {
-    let opened = open_llama(ENGINE_MODEL, LLAMA_1B)?;
+fn engine_decode(name: &str, rows: usize, opened: &TextFolder) -> Result<Bar> {
     let steps = Arc::new(Mutex::new(Vec::new()));
     let seen = steps.clone();
     let model = opened.model.clone().watched(Arc::new(move |plan, report, _| {
@@ -224,7 +246,7 @@ fn engine_decode(name: &str, rows: usize) -> Result<Bar> {
 
 /// Time of a token.
 fn decode(name: &str, model: &str, size: LlamaSize) -> Result<Bar> {
-    let opened = open_llama(model, size)?;
+    let opened = open(&llama(model, size)?)?;
     let mut params = GeneratorParams::new(opened.model.config().search.clone()).max_new_tokens(WARM_STEPS + STEPS + 1);
     params.ignore_eos = true;
     let launches = Arc::new(Mutex::new(Vec::new()));

@@ -26,6 +26,9 @@ const SLOTS_OF_A_PART: usize = 64;
 /// Blocks of a cluster, and slots of a cache up to which they are enough.
 const CLUSTER_MAX: usize = 8;
 const CLUSTER_SLOTS_MAX: usize = 8192;
+/// Blocks for each multiprocessor beyond which the keys of a query are not divided further: joining what blocks have takes
+/// about as long as sixteen keys for each of their warps.
+const WAVES_MAX: usize = 4;
 /// Threads of the other launches.
 const THREADS: usize = 128;
 
@@ -96,7 +99,11 @@ impl Cut {
         let (parts, heads) = match (length, is_cluster) {
             // Fewer heads of a block where that gives every multiprocessor one.
             (1, true) => {
-                let parts = CLUSTER_MAX.min(parts_max.next_power_of_two());
+                let fewest = blocks(divisors().next()?);
+                let mut parts = CLUSTER_MAX.min(parts_max.next_power_of_two());
+                while parts > 1 && fewest * parts > WAVES_MAX * multiprocessors {
+                    parts /= 2;
+                }
                 let is_full = |&heads: &usize| blocks(heads) * parts * 10 >= multiprocessors * 9;
                 (parts, divisors().find(is_full).unwrap_or(1))
             }

@@ -27,6 +27,7 @@ mod run_time_sizes;
 pub mod scatter;
 pub mod sequence;
 pub mod stream;
+pub mod stream_mma;
 pub mod stream_weights;
 pub mod tiles;
 pub mod topk;

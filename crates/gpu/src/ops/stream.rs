@@ -1,5 +1,6 @@
 //! Fused bodies of a decoder's step: products of few rows with constant matrices, the norm before them and what follows. What
-//! counts is how fast the matrices are read (`text/stream.h`).
+//! counts is how fast the matrices are read: for one row lanes multiply element by element (`text/stream.h`), for more of them
+//! matrix instructions do where there are such (`stream_mma.rs`).
 
 use std::fmt::Write as _;
 
@@ -9,6 +10,7 @@ use precast_tensor::DType;
 use crate::element::{float_literal, memory_type};
 use crate::kernel::{Arch, Launch, Lowered, Operand, STREAM, STREAM_ROWS};
 use crate::ops::epilogue::{Coordinates, Epilogue};
+use crate::ops::stream_mma;
 use crate::ops::stream_weights::{Form, Weights};
 use crate::ops::tiles::GEMV_ROWS_MAX;
 use crate::site::{Site, dense_strides};
@@ -36,21 +38,40 @@ struct Stream<'a> {
     norm: Option<(usize, f64)>,
     products: Vec<&'a Node>,
     weights: Vec<Weights>,
-    mnk: [usize; 3],
-    lane: Lane,
+    size: StreamSize,
+    cut: Cut,
 }
 
-/// What a lane takes of rows.
-#[derive(Clone, Copy)]
-struct Lane {
-    /// Successive elements along K at a time.
-    lane_k: usize,
-    /// Elements that it reads at once.
-    vec: usize,
-    /// Whether rows are brought to shared memory first.
-    is_staged: bool,
-    /// Elements between what two lanes read there.
-    pad: usize,
+/// What decides how a body is cut.
+pub struct StreamSize {
+    /// Rows, columns and inner axis of each product.
+    pub mnk: [usize; 3],
+    /// Elements of rows.
+    pub dtype: DType,
+    /// How matrices lie.
+    pub form: Form,
+    /// How many there are.
+    pub matrices: usize,
+    /// Whether rows are normed.
+    pub is_normed: bool,
+}
+
+/// How a body is cut into blocks.
+pub struct Cut {
+    /// Lines of text that say so.
+    pub constants: String,
+    /// The texts that read matrices and multiply.
+    pub texts: String,
+    /// Warps and columns of a block.
+    pub warps: usize,
+    /// Columns of a block.
+    pub columns: usize,
+    /// Dynamic shared memory.
+    pub shared_bytes: usize,
+    /// The macro that declares the kernel.
+    pub kernel: &'static str,
+    /// What a step's name says of it.
+    pub name: String,
 }
 
 /// The kernel of a body; `None` where it is something else.
@@ -86,34 +107,21 @@ impl<'a> Stream<'a> {
             && site.out_strides(0) == dense_strides(&site.out_shape(0), false);
         let is_scaled = norm.is_none_or(|(scale, _)| site.shape(scale) == [k] && site.dtype(scale) == dtype);
         let is_float = matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
-        let is_sized = (1..=GEMV_ROWS_MAX).contains(&m) && n > 0 && k > 0 && products.len() <= 2;
+        let is_sized = m > 0 && n > 0 && k > 0 && products.len() <= 2;
         let is_legal = is_dense && is_scaled && is_float && is_sized && products.iter().all(is_product);
         // One product alone with elements has other tactics too.
         let is_worth = norm.is_some() || products.len() > 1 || dtype != DType::F32 || form != Form::Floats;
         if !is_legal || !is_worth {
             return None;
         }
-        let [lane_k, vec] = form.lane(site.arch.warp as usize, k, dtype)?;
-        let pad = if lane_k > vec { PAD_BYTES / dtype.size_bytes() } else { 0 };
-        let mut stream = Stream {
-            body,
-            x,
-            norm,
-            products,
-            weights,
-            mnk: [m, n, k],
-            lane: Lane { lane_k, vec, is_staged: false, pad },
-        };
-        let staged_bytes = stream.rows_of_text() * (k + k / lane_k * pad) * dtype.size_bytes();
-        let fits = staged_bytes <= SHARED_BYTES_MAX;
-        // Elements of rows are read by each lane once, and by neighbours at once: only norms need them in shared memory.
-        stream.lane.is_staged = norm.is_some() || (fits && pad > 0);
-        (fits || norm.is_none()).then_some(stream)
+        let size = StreamSize { mnk: [m, n, k], dtype, form, matrices: products.len(), is_normed: norm.is_some() };
+        let cut = stream_mma::cut(site.arch, &size).or_else(|| size.cut_by_lanes(site.arch))?;
+        Some(Stream { body, x, norm, products, weights, size, cut })
     }
 
     fn lower(&self, site: &Site) -> Option<Lowered> {
-        let [m, n, k] = self.mnk;
-        let dtype = site.dtype(self.x);
+        let StreamSize { mnk: [m, n, k], dtype, form, .. } = self.size;
+        let Cut { constants, texts, warps, columns, shared_bytes, kernel, name } = &self.cut;
         let (shape, strides) = (site.out_shape(0), site.out_strides(0));
         let coordinates = Coordinates { column_axis: shape.len() - 1, shape, strides };
         let sums: Vec<ValueId> = self.products.iter().map(|product| product.outputs[0]).collect();
@@ -122,26 +130,15 @@ impl<'a> Stream<'a> {
         let mut packed = Vec::new();
         let matrices = self.weights.iter().map(|weights| weights.operands(site, [n, k], &mut packed));
         let matrices: Vec<Vec<Operand>> = matrices.collect::<Option<_>>()?;
-        let (form, Lane { lane_k, vec, is_staged, pad }) = (self.weights[0].form, self.lane);
-        let (rows, columns) = (
-            self.rows_of_text(),
-            columns_of(site.arch, self.weights[0].form, [self.rows_of_text(), m, n], matrices.len()),
-        );
-        let ahead = (LINES_AHEAD / (columns * matrices.len())).clamp(1, k.div_ceil(site.arch.warp as usize * lane_k));
         let (input, output) = (memory_type(dtype)?, memory_type(site.out_dtype(0))?);
         let mut text = format!("typedef {input} T;\ntypedef {output} Y;\ntypedef f32 Acc;\n");
-        let _ = writeln!(text, "constexpr int N = {n}, K = {k}, ROWS = {rows}, COLUMNS = {columns}, WARPS = {WARPS};");
-        let _ = writeln!(text, "constexpr int VEC = {vec}, LANE_K = {lane_k}, PAD = {pad};");
-        let _ = writeln!(text, "constexpr int AHEAD = {ahead}, MATRICES = {};", matrices.len());
-        let _ = writeln!(text, "constexpr bool IS_STAGED = {is_staged};");
+        let _ = writeln!(text, "constexpr int N = {n}, K = {k}, MATRICES = {};\n{constants}", matrices.len());
         let epsilon = float_literal(DType::F32, self.norm.map_or(0.0, |(_, epsilon)| epsilon));
         let _ =
             writeln!(text, "constexpr bool HAS_NORM = {};\nconstexpr f32 EPSILON = {epsilon};", self.norm.is_some());
         let _ = writeln!(text, "DEVICE i64 place(i64 row, int column) {{ return {}; }}", coordinates.place());
         text.push_str(&epilogue.text);
-        text.push_str(STREAM_ROWS);
-        text.push_str(&form.text()?);
-        text.push_str(STREAM);
+        text.push_str(texts);
         let mut operands = vec![Operand::Read(self.x as u32)];
         let mut parameters = "Arg<const T, 0> x, ".to_string();
         if let Some((scale, _)) = self.norm {
@@ -160,11 +157,11 @@ impl<'a> Stream<'a> {
         }
         let [more, members] = epilogue.parameters(operands.len());
         operands.extend(epilogue.operands.iter().map(|(operand, _)| *operand));
-        let threads = WARPS as u32 * site.arch.warp;
+        let threads = *warps as u32 * site.arch.warp;
         let scale = if self.norm.is_some() { "scale.get()" } else { "0" };
         let _ = write!(
             text,
-            "KERNEL(stream_columns, {threads}, {parameters}{more}Arg<Y, {}> y, i64 rows) {{\n    \
+            "{kernel}(stream_columns, {threads}, {parameters}{more}Arg<Y, {}> y, i64 rows) {{\n    \
              const Matrix matrices[MATRICES] = {{{}}};\n    \
              stream(x.get(), {scale}, matrices, Epilogue{{{members}}}, y.rows(), (int)rows);\n}}\n",
             operands.len(),
@@ -177,25 +174,59 @@ impl<'a> Stream<'a> {
         let launch = Launch {
             entry: "stream_columns".to_string(),
             text,
-            grid: [u32::try_from(n.div_ceil(columns * WARPS)).ok()?, 1, 1],
+            grid: [u32::try_from(n.div_ceil(*columns)).ok()?, 1, 1],
             block: [threads, 1, 1],
-            shared_bytes: 0,
+            shared_bytes: *shared_bytes as u32,
             operands,
             scalars: vec![m as i64],
             row_bytes,
         };
         let norm = if self.norm.is_some() { "norm+" } else { "" };
-        let (count, bits) = (self.weights.len(), form.suffix());
-        let name = format!("stream.{norm}{rows}x{columns}x{count}{bits}{}", epilogue.suffix);
+        let name = format!("stream.{norm}{name}{}{}", form.suffix(), epilogue.suffix);
         Some(Lowered { name, launches: vec![launch], scratch_bytes: Vec::new(), packed })
+    }
+}
+
+impl StreamSize {
+    /// The cut where a lane multiplies element by element.
+    fn cut_by_lanes(&self, arch: &Arch) -> Option<Cut> {
+        let StreamSize { mnk: [m, n, k], dtype, form, matrices, is_normed } = *self;
+        if m > GEMV_ROWS_MAX {
+            return None;
+        }
+        let [lane_k, vec] = form.lane(arch.warp as usize, k, dtype)?;
+        // Elements between what two lanes read of a row in shared memory.
+        let pad = if lane_k > vec { PAD_BYTES / dtype.size_bytes() } else { 0 };
+        let rows = self.rows_of_text();
+        let fits = rows * (k + k / lane_k * pad) * dtype.size_bytes() <= SHARED_BYTES_MAX;
+        if !fits && is_normed {
+            return None;
+        }
+        // Elements of rows are read by each lane once, and by neighbours at once: only norms need them in shared memory.
+        let is_staged = is_normed || (fits && pad > 0);
+        let columns = columns_of(arch, form, [rows, m, n], matrices);
+        let ahead = (LINES_AHEAD / (columns * matrices)).clamp(1, k.div_ceil(arch.warp as usize * lane_k));
+        let mut constants = String::new();
+        let _ = writeln!(constants, "constexpr int ROWS = {rows}, COLUMNS = {columns}, WARPS = {WARPS};");
+        let _ = writeln!(constants, "constexpr int VEC = {vec}, LANE_K = {lane_k}, PAD = {pad}, AHEAD = {ahead};");
+        let _ = writeln!(constants, "constexpr bool IS_STAGED = {is_staged};");
+        Some(Cut {
+            constants,
+            texts: [STREAM_ROWS, &form.text()?, STREAM].concat(),
+            warps: WARPS,
+            columns: columns * WARPS,
+            shared_bytes: 0,
+            kernel: "KERNEL",
+            name: format!("{rows}x{columns}x{matrices}"),
+        })
     }
 
     /// Rows that the text has room for. Rows that are not normed cost nothing where they are not there, so several share a text.
     fn rows_of_text(&self) -> usize {
-        match (self.mnk[0], self.norm) {
+        match (self.mnk[0], self.is_normed) {
             (1, _) => 1,
-            (_, None) => GEMV_ROWS_MAX,
-            (rows, Some(_)) => rows.next_power_of_two(),
+            (_, false) => GEMV_ROWS_MAX,
+            (rows, true) => rows.next_power_of_two(),
         }
     }
 }

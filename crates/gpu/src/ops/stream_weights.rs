@@ -8,13 +8,17 @@ use precast_ir::{Definition, Graph, Node, Op, ValueId};
 use precast_tensor::{DType, Tensor};
 
 use crate::element::memory_type;
-use crate::kernel::{Operand, STREAM_BLOCKS, STREAM_FLOATS};
+use crate::kernel::{Operand, STREAM_BLOCKS, STREAM_FLOATS, STREAM_MMA_BLOCKS, STREAM_MMA_FLOATS};
 use crate::ops::gemv::transposed;
 use crate::ops::offsets::common_width;
 use crate::site::{Site, dense_strides};
 
 /// Bytes that a lane reads at once.
 const LINE_BYTES: usize = 16;
+/// Elements of 16 bits in such a line, and what a lane may have of a matrix for matrix instructions: of elements a line, of
+/// levels of 4 bits as many as that or fewer.
+const MMA_LINE: usize = 8;
+const MMA_LANES: [usize; 3] = [32, 16, MMA_LINE];
 /// The highest bit of a byte.
 const SIGN: u32 = 1 << 7;
 
@@ -111,6 +115,11 @@ impl Weights {
 }
 
 impl Form {
+    /// Whether matrices lie as elements.
+    pub fn is_floats(&self) -> bool {
+        matches!(self, Form::Floats)
+    }
+
     /// Successive elements along K that a lane takes at a time, and how many elements of `row_type` it reads at once; none where
     /// rows do not consist of whole ones.
     pub fn lane(&self, warp: usize, k: usize, row_type: DType) -> Option<[usize; 2]> {
@@ -125,10 +134,34 @@ impl Form {
         Some([best, vec.min(best)])
     }
 
+    /// Successive elements along K that a lane takes at a time where matrix instructions multiply them; none where they do not:
+    /// levels become elements of `row_type` two at a time if they have 4 bits, and scales are of that type.
+    pub fn mma_lane(&self, k: usize, row_type: DType) -> Option<usize> {
+        let is_short = matches!(row_type, DType::F16 | DType::BF16);
+        let is_legal = |size: &usize| match *self {
+            Form::Floats => *size == MMA_LINE,
+            Form::Blocks(Blocks { bits, block, scales, .. }) => {
+                bits == 4 && scales == row_type && block.is_multiple_of(*size)
+            }
+        };
+        MMA_LANES.into_iter().filter(|_| is_short).find(|size| k.is_multiple_of(*size) && is_legal(size))
+    }
+
     /// Lines of text that say how matrices lie, and the text that reads them.
     pub fn text(&self) -> Option<String> {
+        let reader = if self.is_floats() { STREAM_FLOATS } else { STREAM_BLOCKS };
+        Some(self.constants()? + reader)
+    }
+
+    /// The same where matrix instructions multiply.
+    pub fn mma_text(&self) -> Option<String> {
+        let reader = if self.is_floats() { STREAM_MMA_FLOATS } else { STREAM_MMA_BLOCKS };
+        Some(self.constants()? + reader)
+    }
+
+    fn constants(&self) -> Option<String> {
         let Form::Blocks(Blocks { bits, block, flip, origin, scales, zeros }) = *self else {
-            return Some(STREAM_FLOATS.to_string());
+            return Some(String::new());
         };
         let (scale_type, zero_type) = (memory_type(scales)?, memory_type(zeros.unwrap_or(DType::U8))?);
         let mut text = format!("typedef {scale_type} S;\ntypedef {zero_type} Z;\n");
@@ -136,7 +169,6 @@ impl Form {
         let _ =
             writeln!(text, "constexpr int BITS = {bits}, BLOCK = {block};\nconstexpr bool HAS_ZEROS = {has_zeros};");
         let _ = writeln!(text, "constexpr u32 FLIP = {flip}u;\nconstexpr f32 ORIGIN = {origin};");
-        text.push_str(STREAM_BLOCKS);
         Some(text)
     }
 

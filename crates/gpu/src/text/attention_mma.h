@@ -29,13 +29,6 @@ DEVICE void copy_rows(T *tile, const T *from, int first, int rows, i64 row_strid
     }
 }
 
-DEVICE u32 pair_of(f32 x, f32 y) {
-    T low, high;
-    put(&low, x);
-    put(&high, y);
-    return low.bits | (u32)high.bits << 16;
-}
-
 DEVICE f32 power_of_e(f32 x) { return exp2f(x * LOG2_E); }
 
 // Weights of scores where nothing was seen yet have no largest score.
@@ -118,8 +111,8 @@ DEVICE void attend(const T *q, const T *k, const T *v, const M *mask, T *y) {
                 total[e / 2] += s[j][e];
             }
         UNROLL for (int i = 0; i < WARP_KEYS / 16; i++) {
-            u32 x[4] = {pair_of(s[2 * i][0], s[2 * i][1]), pair_of(s[2 * i][2], s[2 * i][3]),
-                        pair_of(s[2 * i + 1][0], s[2 * i + 1][1]), pair_of(s[2 * i + 1][2], s[2 * i + 1][3])};
+            u32 x[4] = {pair_of<T>(s[2 * i][0], s[2 * i][1]), pair_of<T>(s[2 * i][2], s[2 * i][3]),
+                        pair_of<T>(s[2 * i + 1][0], s[2 * i + 1][1]), pair_of<T>(s[2 * i + 1][2], s[2 * i + 1][3])};
             UNROLL for (int j = 0; j < WIDTH_PAD / 16; j++) {
                 u32 w[4];
                 load_matrices_transposed(w, values + piece_at<PIECES_W>(key_row + i * 16 + lane % 16, j * 2 + lane / 16));

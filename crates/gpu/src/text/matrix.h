@@ -1,6 +1,21 @@
 // Matrix instructions and what feeds them: asynchronous copies to shared memory, loads of 8x8 matrices, 16-bit products
 // that accumulate in f32, and the shared memory of neighbouring blocks. Follows the prelude. AMD's kernels do without.
 
+template <class T> struct IsBf16 {
+    static constexpr bool VALUE = false;
+};
+template <> struct IsBf16<bf16> {
+    static constexpr bool VALUE = true;
+};
+
+// The first and the second of two 16-bit floats.
+template <class T> DEVICE f32 low_of(u32 pair) {
+    T x;
+    x.bits = (u16)pair;
+    return to_f32(x);
+}
+template <class T> DEVICE f32 high_of(u32 pair) { return low_of<T>(pair >> 16); }
+
 #if defined(PRECAST_CUDA)
 
 DEVICE u32 shared_address(const void *place) {
@@ -44,12 +59,21 @@ DEVICE void load_matrices_transposed(u32 (&x)[4], const void *row) {
                  : "memory");
 }
 
-template <class T> struct IsBf16 {
-    static constexpr bool VALUE = false;
-};
-template <> struct IsBf16<bf16> {
-    static constexpr bool VALUE = true;
-};
+// x * y + z of two 16-bit floats at once, rounded once.
+template <class T> DEVICE u32 multiply_add_pairs(u32 x, u32 y, u32 z) {
+    u32 pair;
+    if constexpr (IsBf16<T>::VALUE) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(x), "r"(y), "r"(z));
+    else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(x), "r"(y), "r"(z));
+    return pair;
+}
+
+// Two floats as 16-bit ones, the first in the lower bits.
+template <class T> DEVICE u32 pair_of(f32 low, f32 high) {
+    u32 pair;
+    if constexpr (IsBf16<T>::VALUE) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
 
 // c[16x8] += a[16x16] · b[16x8]. Of a, lane 4g+t has elements 2t and 2t+1 of rows g and g+8, then those 8 further on; of b
 // those of column g; of c elements 2t and 2t+1 of rows g and g+8.
@@ -104,6 +128,9 @@ template <class T> DEVICE const T *in_cluster(const T *place, u32 rank) {
     extern "C" __global__ void __cluster_dims__(1, 1, size) __launch_bounds__(threads) name(__VA_ARGS__)
 // A kernel whose launch makes all blocks along the third axis of the grid a cluster.
 #define KERNEL_CLUSTERED(name, threads, ...) KERNEL(name, threads, __VA_ARGS__)
+// A kernel that takes no more registers than leave room for a second block on a multiprocessor.
+#define KERNEL_PAIRED(name, threads, ...)                                                                             \
+    extern "C" __global__ void __launch_bounds__(threads, 2) name(__VA_ARGS__)
 
 #elif defined(PRECAST_HOST)
 
@@ -135,14 +162,19 @@ static void load_matrices_transposed(u32 (&x)[4], const void *row) {
     }
 }
 
+template <class T> static u32 pair_of(f32 low, f32 high) {
+    T pair[2];
+    put(&pair[0], low);
+    put(&pair[1], high);
+    return pair[0].bits | (u32)pair[1].bits << 16;
+}
+template <class T> static u32 multiply_add_pairs(u32 x, u32 y, u32 z) {
+    return pair_of<T>(low_of<T>(x) * low_of<T>(y) + low_of<T>(z), high_of<T>(x) * high_of<T>(y) + high_of<T>(z));
+}
+
 struct Fragments {
     u32 a[4], b[2];
 };
-template <class T> static f32 half_of(u32 pair, int which) {
-    T x;
-    x.bits = (u16)(pair >> 16 * which);
-    return to_f32(x);
-}
 
 template <class T> static void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     Fragments own = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
@@ -155,7 +187,7 @@ template <class T> static void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 
             u32 pair = k % 8 / 2, k_half = k / 8;
             u32 left = host::lane_slot<Fragments>(4 * g + pair, turn).a[row_half + 2 * k_half];
             u32 right = host::lane_slot<Fragments>(4 * column + pair, turn).b[k_half];
-            sum += half_of<T>(left, k % 2) * half_of<T>(right, k % 2);
+            sum += low_of<T>(left >> k % 2 * 16) * low_of<T>(right >> k % 2 * 16);
         }
         c[i] += sum;
     }
@@ -198,6 +230,7 @@ template <class T> static const T *in_cluster(const T *place, u32 rank) {
 }
 #define KERNEL_CLUSTER(name, threads, size, ...) HOST_KERNEL(name, false, size, __VA_ARGS__)
 #define KERNEL_CLUSTERED(name, threads, ...) HOST_KERNEL(name, false, gz, __VA_ARGS__)
+#define KERNEL_PAIRED(name, threads, ...) KERNEL(name, threads, __VA_ARGS__)
 
 #endif
 

@@ -17,7 +17,7 @@ const ARCHS: [(Vendor, &str, u32); 3] =
     [(Vendor::Cuda, "sm_90", 32), (Vendor::Hip, "gfx90a", 64), (Vendor::Hip, "gfx1030", 32)];
 
 /// Texts that several templates share.
-const PARTS: [&str; 10] = [
+const PARTS: [&str; 12] = [
     kernel::MATRIX,
     kernel::PRODUCT_WINDOWS,
     kernel::PRODUCT_POINTS,
@@ -26,6 +26,8 @@ const PARTS: [&str; 10] = [
     kernel::CONV_DEPTHWISE,
     kernel::CONV_TRANSPOSE,
     kernel::GEMV,
+    kernel::STREAM_MMA_FLOATS,
+    kernel::STREAM_MMA_BLOCKS,
     kernel::ATTENTION_MMA,
     kernel::ATTENTION_FMA,
 ];

@@ -1,5 +1,6 @@
 //! Fused bodies that are not elementwise run node by node.
 
+use precast_gpu::kernel::STREAM_MMA;
 use precast_ir::op::{
     Binary, BinaryFn, Concat, Dequantize, Gather, LayerNorm, Matmul, Op, Reduce, ReduceFn, RmsNorm, ScatterFn,
     ScatterNd, Softmax, Transpose, Unary, UnaryFn, Unpack,
@@ -7,7 +8,7 @@ use precast_ir::op::{
 use precast_ir::{Graph, ValueId};
 use precast_tensor::{DType, Tensor};
 
-use crate::host::{Case, INDIRECT, PLAIN, WIDE, check, check_none, launch_count, numbers, of_values};
+use crate::host::{Case, INDIRECT, PLAIN, WIDE, check, check_none, launch_count, numbers, of_values, texts};
 
 struct Body {
     graph: Graph,
@@ -229,4 +230,78 @@ fn products_of_few_rows_take_along_what_is_around_them() {
     check(&cases, PLAIN);
     check(&cases[..14], WIDE);
     check(&cases[..4], INDIRECT);
+}
+
+/// Where the texts of a case multiply: on matrix instructions or not.
+fn is_on_matrix_instructions(case: &Case) -> bool {
+    texts(case).iter().all(|text| text.contains(STREAM_MMA))
+}
+
+#[test]
+fn several_rows_take_matrix_instructions() {
+    let mut cases = Vec::new();
+    for dtype in [DType::F16, DType::BF16] {
+        // Every number of tiles of rows; columns and inner axes that are and are not whole tiles, spans and shares of warps.
+        for (mnk, transpose_b) in [
+            ([2, 40, 72], false),
+            ([8, 17, 1024], true),
+            ([7, 272, 264], true),
+            ([16, 70, 520], true),
+            ([9, 530, 32], false),
+            ([17, 33, 2304], true),
+            ([24, 64, 8], true),
+            ([32, 300, 128], true),
+            ([31, 15, 544], false),
+        ] {
+            for (is_normed, is_gated) in [(true, true), (true, false), (false, true), (false, false)] {
+                cases.push(stream_case(dtype, mnk, is_normed, is_gated, transpose_b));
+            }
+        }
+        // Columns enough for four tiles of a warp.
+        cases.push(stream_case(dtype, [5, 1040, 96], true, false, true));
+        cases.push(stream_case(dtype, [16, 520, 96], false, true, true));
+    }
+    for case in &cases {
+        assert!(launch_count(case) == 1 && is_on_matrix_instructions(case), "{}", case.name);
+    }
+    check(&cases, PLAIN);
+    check(&cases[..4], INDIRECT);
+}
+
+#[test]
+fn matrix_instructions_take_weights_of_4_bits_as_they_lie() {
+    let mut cases = Vec::new();
+    for dtype in [DType::F16, DType::BF16] {
+        for (at, levels) in [0, 1, 5].into_iter().map(|at| LEVELS[at]).enumerate() {
+            for (mnk, is_normed) in
+                [([1, 40, 192], true), ([8, 17, 2304], false), ([17, 280, 64], true), ([32, 9, 1088], false)]
+            {
+                cases.push(block_case(dtype, mnk, levels, is_normed, at == 1));
+            }
+        }
+        let short = Levels { block: 8, ..LEVELS[0] };
+        cases.push(block_case(dtype, [3, 20, 72], short, true, true));
+        cases.push(block_case(dtype, [2, 1040, 128], LEVELS[1], true, false));
+    }
+    for case in &cases {
+        assert!(launch_count(case) == 1 && is_on_matrix_instructions(case), "{}", case.name);
+    }
+    check(&cases, PLAIN);
+    check(&cases[..4], INDIRECT);
+}
+
+#[test]
+fn streams_without_matrix_instructions() {
+    let lanes = [
+        stream_case(DType::BF16, [1, 40, 72], true, false, true),
+        stream_case(DType::BF16, [3, 40, 70], true, false, true),
+        stream_case(DType::F32, [3, 40, 72], true, false, true),
+        block_case(DType::BF16, [3, 40, 64], LEVELS[2], true, false),
+    ];
+    for case in &lanes {
+        assert!(launch_count(case) == 1 && !is_on_matrix_instructions(case), "{}", case.name);
+    }
+    // Too many rows for any stream: node by node.
+    assert!(launch_count(&stream_case(DType::F32, [9, 40, 72], true, false, true)) > 1);
+    assert!(launch_count(&stream_case(DType::BF16, [33, 40, 72], true, false, true)) > 1);
 }
