@@ -8,6 +8,8 @@ use std::collections::BTreeSet;
 
 use precast_tensor::DType;
 
+use crate::line_memory::LineMemory;
+
 /// What one layer keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerLayout {
@@ -83,42 +85,8 @@ pub struct KvCache {
 
 struct Layer {
     layout: LayerLayout,
-    keys: Words,
-    values: Words,
-}
-
-/// Bytes that begin at a multiple of eight.
-struct Words {
-    words: Vec<u64>,
-    bytes: usize,
-}
-
-/// So many words of zeros.
-pub(crate) fn zeros(words: usize) -> Result<Vec<u64>, NoMemory> {
-    /// Words that are not worth asking for beforehand.
-    const FEW: usize = 1 << 16;
-    if words > FEW {
-        // Zeros that cost nothing until they are touched cannot be asked for with a way to refuse, other memory can: what the
-        // system would give is given back at once.
-        let mut probe: Vec<u64> = Vec::new();
-        probe.try_reserve_exact(words).map_err(|_| NoMemory { bytes: words.saturating_mul(size_of::<u64>()) })?;
-        std::hint::black_box(&probe);
-    }
-    Ok(vec![0; words])
-}
-
-impl Words {
-    fn zeros(bytes: usize) -> Result<Words, NoMemory> {
-        Ok(Words { words: zeros(bytes.div_ceil(size_of::<u64>()))?, bytes })
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.bytes]
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
-    }
+    keys: LineMemory,
+    values: LineMemory,
 }
 
 impl KvCache {
@@ -126,8 +94,8 @@ impl KvCache {
     pub fn try_new(layouts: &[LayerLayout], slots: usize, capacity: usize) -> Result<KvCache, NoMemory> {
         let layer = |layout: &LayerLayout| {
             let elements = slots.saturating_mul(layout.heads).saturating_mul(layout.capacity(capacity));
-            let words = |size: usize| Words::zeros(elements.saturating_mul(size * layout.dtype.size_bytes()));
-            Ok(Layer { layout: *layout, keys: words(layout.key_size)?, values: words(layout.value_size)? })
+            let memory = |size: usize| LineMemory::zeros(elements.saturating_mul(size * layout.dtype.size_bytes()));
+            Ok(Layer { layout: *layout, keys: memory(layout.key_size)?, values: memory(layout.value_size)? })
         };
         Ok(KvCache {
             layers: layouts.iter().map(layer).collect::<Result<_, NoMemory>>()?,
@@ -155,7 +123,7 @@ impl KvCache {
 
     /// Bytes of the whole cache.
     pub fn bytes(&self) -> usize {
-        self.layers.iter().map(|layer| layer.keys.bytes + layer.values.bytes).sum()
+        self.layers.iter().map(|layer| layer.keys.len() + layer.values.len()).sum()
     }
 
     /// Sizes of a layer's keys or values for so many slots.
@@ -166,11 +134,11 @@ impl KvCache {
     /// Keys or values of a layer in successive slots.
     pub fn read(&self, layer: usize, half: Half, first: usize, slots: usize) -> &[u8] {
         let stride = self.slot_bytes(layer, half);
-        let words = match half {
+        let memory = match half {
             Half::Keys => &self.layers[layer].keys,
             Half::Values => &self.layers[layer].values,
         };
-        &words.bytes()[first * stride..(first + slots) * stride]
+        &memory.bytes()[first * stride..(first + slots) * stride]
     }
 
     /// Writes keys or values of new tokens: `rows` holds [heads, length, size], of which the first `valid` of each head
@@ -180,7 +148,7 @@ impl KvCache {
         let row_bytes = self.row_bytes(layer, half);
         let length = rows.len() / (heads * row_bytes).max(1);
         let slot_bytes = self.slot_bytes(layer, half);
-        let target = &mut self.words_mut(layer, half).bytes_mut()[slot * slot_bytes..][..slot_bytes];
+        let target = &mut self.memory_mut(layer, half).bytes_mut()[slot * slot_bytes..][..slot_bytes];
         // Of more tokens than there is room for, the last ones stay.
         for token in valid.saturating_sub(capacity)..valid {
             let position = (start + token) % capacity;
@@ -213,7 +181,7 @@ impl KvCache {
             for slot in 0..self.slots {
                 let touched = self.touched[slot].min(capacity) * row;
                 for head in slot * heads..(slot + 1) * heads {
-                    self.words_mut(layer, half).bytes_mut()[head * capacity * row..][..touched].fill(0);
+                    self.memory_mut(layer, half).bytes_mut()[head * capacity * row..][..touched].fill(0);
                 }
             }
         }
@@ -232,10 +200,10 @@ impl KvCache {
             for half in [Half::Keys, Half::Values] {
                 let [_, heads, capacity, _] = self.shape(layer, half, 1);
                 let (row, written) = (self.row_bytes(layer, half), self.written[from].min(capacity));
-                let words = self.words_mut(layer, half).bytes_mut();
+                let memory = self.memory_mut(layer, half).bytes_mut();
                 for head in 0..heads {
                     let [from, to] = [from, to].map(|slot| (slot * heads + head) * capacity * row);
-                    words.copy_within(from..from + written * row, to);
+                    memory.copy_within(from..from + written * row, to);
                 }
             }
         }
@@ -250,7 +218,7 @@ impl KvCache {
                 let bytes = self.slot_bytes(layer, half);
                 let count = parents.iter().copied().max().map_or(0, |last| last + 1).max(parents.len());
                 let old = self.read(layer, half, first, count).to_vec();
-                let target = &mut self.words_mut(layer, half).bytes_mut()[first * bytes..];
+                let target = &mut self.memory_mut(layer, half).bytes_mut()[first * bytes..];
                 for (position, &parent) in parents.iter().enumerate().filter(|(position, parent)| position != *parent) {
                     target[position * bytes..][..bytes].copy_from_slice(&old[parent * bytes..][..bytes]);
                 }
@@ -278,7 +246,7 @@ impl KvCache {
                 let [_, _, new, _] = grown.shape(layer, half, 1);
                 let row = self.row_bytes(layer, half);
                 let from = self.read(layer, half, 0, self.slots);
-                let target = grown.words_mut(layer, half).bytes_mut();
+                let target = grown.memory_mut(layer, half).bytes_mut();
                 for head in 0..self.slots * heads {
                     // The rest is zeros in both, and takes no memory in either until it is touched.
                     let touched = self.touched[head / heads].min(old) * row;
@@ -300,7 +268,7 @@ impl KvCache {
         heads * capacity * self.row_bytes(layer, half)
     }
 
-    fn words_mut(&mut self, layer: usize, half: Half) -> &mut Words {
+    fn memory_mut(&mut self, layer: usize, half: Half) -> &mut LineMemory {
         match half {
             Half::Keys => &mut self.layers[layer].keys,
             Half::Values => &mut self.layers[layer].values,

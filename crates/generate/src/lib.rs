@@ -13,6 +13,7 @@ pub mod generator;
 pub mod golden;
 pub mod kv_cache;
 pub mod ladder;
+mod line_memory;
 pub mod plan;
 mod python_methods;
 pub mod resident;

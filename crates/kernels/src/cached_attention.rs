@@ -453,25 +453,24 @@ impl<'a> Work<'a> {
         let new = Stretch::New(0..keys.end.saturating_sub(filled));
         let queries = &self.queries[(row * attention.kv_heads + kv_head) * group * size..][..group * size];
         let part_len = attention.part_len();
-        // Keys of the next task, which are asked for while values are read, as values are while keys are.
-        let next = match ((stretch + 1) * DECODE_KEYS <= filled, &low, &high) {
-            (true, Stretch::Cached(low), Stretch::Cached(high)) => {
-                let last = if high.is_empty() { low } else { high };
-                (row * attention.kv_heads + kv_head) * attention.slots + last.end
-            }
-            _ => (row * attention.kv_heads + kv_head + 1) * attention.slots,
+        // Keys and values of the next task are asked for while those of this one are read: memory answers later than a few keys
+        // take.
+        let following = self.cached_after(row, kv_head, stretch);
+        let ahead = |data: &'a [f32], done: Range<usize>| {
+            let place = |key: usize| (following.start + key * following.len() / keys.len()) * size;
+            &data[place(done.start)..place(done.end)]
         };
-        let next_keys = self.inputs.keys.get(next * size..).unwrap_or(&[]);
         for (number, queries) in queries.chunks(QUERIES_TOGETHER * size).enumerate() {
             let mut scores = [[0.0; DECODE_KEYS]; QUERIES_TOGETHER];
             let members = queries.len() / size;
             let mut start = 0;
             for stretch in [&low, &high, &new] {
-                let (keys, values) = self.sources(row, kv_head, stretch);
+                let keys = self.sources(row, kv_head, stretch).0;
                 for some in keys_together(stretch.len()) {
-                    ask_for(&values[some.start * size..some.end * size]);
+                    let next = ahead(self.inputs.values, start + some.start..start + some.end);
                     let keys = &keys[some.start * size..some.end * size];
-                    for (query, scores) in queries.chunks_exact(size).zip(&mut scores) {
+                    for (member, (query, scores)) in queries.chunks_exact(size).zip(&mut scores).enumerate() {
+                        ask_for(&next[share(next.len(), members, member)]);
                         let scores = &mut scores[start + some.start..start + some.end];
                         score_keys(self.isa, query, keys, attention.scale, scores);
                     }
@@ -496,15 +495,33 @@ impl<'a> Work<'a> {
             for stretch in [&low, &high, &new] {
                 let values = self.sources(row, kv_head, stretch).1;
                 for some in keys_together(stretch.len()) {
-                    ask_for(next_keys.get(some.start * size..some.end * size).unwrap_or(&[]));
+                    let next = ahead(self.inputs.keys, start + some.start..start + some.end);
                     let values = &values[some.start * size..some.end * size];
                     for (member, weights) in scores[..members].iter().enumerate() {
+                        ask_for(&next[share(next.len(), members, member)]);
                         let weights = &weights[start + some.start..start + some.end];
                         add_weighted(self.isa, weights, values, &mut part_of(member)[..size]);
                     }
                 }
                 start += stretch.len();
             }
+        }
+    }
+
+    /// Where the cached keys lie that the task after one reads first, by their places in the whole cache.
+    fn cached_after(&self, row: usize, kv_head: usize, stretch: usize) -> Range<usize> {
+        let CachedAttention { rows, kv_heads, slots, .. } = *self.attention;
+        let head = row * kv_heads + kv_head;
+        let (head, stretch) =
+            if (stretch + 1) * DECODE_KEYS < self.filled(row) { (head, stretch + 1) } else { (head + 1, 0) };
+        let row = head / kv_heads;
+        if row >= rows {
+            return 0..0;
+        }
+        let places = stretch * DECODE_KEYS..self.filled(row).min((stretch + 1) * DECODE_KEYS);
+        let [low, high] = self.slots_at(row, places);
+        match if low.len() == 0 { high } else { low } {
+            Stretch::Cached(keys) | Stretch::New(keys) => head * slots + keys.start..head * slots + keys.end,
         }
     }
 

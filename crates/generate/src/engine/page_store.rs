@@ -1,8 +1,10 @@
-//! Keys and values of pages in the memory of the host. A page holds, for every layer of its group, keys and then values of its
-//! tokens as [heads, tokens, size]: layers that see whole rows are a group, and those of each window. Memory of a page is taken
-//! when it is first written.
+//! Keys and values of pages in the memory of the host. A page holds, token after token, keys and then values of every layer of its
+//! group as [heads, size]: layers that see whole rows are a group, and those of each window. So a step writes what it computed for
+//! a row in one piece; pages are read only where a row is put together again. Memory of a page is taken when it is first
+//! written.
 
-use crate::kv_cache::{Half, LayerLayout, NoMemory, look_at, windows_of, zeros};
+use crate::kv_cache::{Half, LayerLayout, NoMemory, windows_of};
+use crate::line_memory::LineMemory;
 
 use super::page_pool::PageId;
 use super::runner::{StepRow, WindowPages};
@@ -68,14 +70,7 @@ impl PageStores {
         self.groups[group].write(pages, (layer, half), start - first * self.page_tokens, rows, (length, valid));
     }
 
-    /// Reads something of each line of memory that a token of a row lies in.
-    pub(crate) fn look(&self, row: &StepRow<'_>, (layer, half): (usize, Half), position: usize) -> u8 {
-        let group = self.group_of[layer];
-        let WindowPages { first, pages } = table_of(row, group);
-        self.groups[group].look(pages, (layer, half), position - first * self.page_tokens)
-    }
-
-    /// Keys or values of a row's pages that were written, each with the position of its first token.
+    /// Keys or values of the tokens of a row that lie in written pages: each with its position, as [heads, size].
     pub fn read<'s>(
         &'s self,
         row: &'s StepRow<'_>,
@@ -85,9 +80,10 @@ impl PageStores {
         let group = self.group_of[layer];
         let WindowPages { first, pages } = table_of(row, group);
         let read = move |(number, &page): (usize, &PageId)| {
-            Some(((first + number) * self.page_tokens, self.groups[group].read(page, layer, half)?))
+            let start = (first + number) * self.page_tokens;
+            self.groups[group].read(page, layer, half).map(move |tokens| (start..).zip(tokens))
         };
-        pages.iter().enumerate().filter_map(read)
+        pages.iter().enumerate().filter_map(read).flatten()
     }
 }
 
@@ -97,32 +93,32 @@ fn table_of<'r>(row: &StepRow<'r>, group: usize) -> WindowPages<'r> {
     window.copied().unwrap_or(WindowPages { first: 0, pages: row.pages })
 }
 
-/// Where one half of a layer lies in a page.
+/// Where one half of a layer lies in a token of a page.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     first_byte: usize,
     heads: usize,
-    /// Bytes of one token of one head.
-    token_bytes: usize,
+    /// Bytes of one head.
+    head_bytes: usize,
 }
 
 /// Keys and values of pages.
 pub struct PageStore {
     page_tokens: usize,
-    page_bytes: usize,
+    /// Bytes of a token of all layers.
+    token_bytes: usize,
     /// Keys and values of each layer.
     parts: Vec<[Part; 2]>,
-    /// Words, so that elements of every type are aligned.
-    pages: Vec<Option<Box<[u64]>>>,
+    pages: Vec<Option<LineMemory>>,
 }
 
 impl PageStore {
     /// Pages of so many tokens for these layers, none written.
     pub fn new(layers: &[LayerLayout], page_tokens: usize) -> PageStore {
-        let mut page_bytes = 0;
-        let mut part = |heads: usize, token_bytes: usize| {
-            let part = Part { first_byte: page_bytes, heads, token_bytes };
-            page_bytes += heads * page_tokens * token_bytes;
+        let mut token_bytes = 0;
+        let mut part = |heads: usize, head_bytes: usize| {
+            let part = Part { first_byte: token_bytes, heads, head_bytes };
+            token_bytes += heads * head_bytes;
             part
         };
         let parts = layers.iter().map(|layer| {
@@ -130,20 +126,19 @@ impl PageStore {
             [part(layer.heads, layer.key_size * element), part(layer.heads, layer.value_size * element)]
         });
         let parts = parts.collect();
-        PageStore { page_tokens, page_bytes, parts, pages: Vec::new() }
+        PageStore { page_tokens, token_bytes, parts, pages: Vec::new() }
     }
 
     /// Takes memory for the pages that new tokens of a row will lie in, so that writing them takes none.
     pub fn reserve(&mut self, pages: &[PageId], start: usize, count: usize) -> Result<(), NoMemory> {
-        let words = self.page_bytes.div_ceil(size_of::<u64>());
         let written = start / self.page_tokens..(start + count).div_ceil(self.page_tokens);
         for page in pages.get(written).unwrap_or_default() {
             let number = page.0 as usize;
             if number >= self.pages.len() {
-                self.pages.resize(number + 1, None);
+                self.pages.resize_with(number + 1, || None);
             }
             if self.pages[number].is_none() {
-                self.pages[number] = Some(zeros(words)?.into_boxed_slice());
+                self.pages[number] = Some(LineMemory::zeros(self.page_tokens * self.token_bytes)?);
             }
         }
         Ok(())
@@ -151,7 +146,7 @@ impl PageStore {
 
     /// Bytes that pages take.
     pub fn bytes(&self) -> usize {
-        self.pages.iter().flatten().map(|page| page.len() * size_of::<u64>()).sum()
+        self.pages.iter().flatten().map(LineMemory::len).sum()
     }
 
     /// Writes keys or values of new tokens of a row: `rows` holds [heads, length, size], of which the first `valid` tokens
@@ -164,37 +159,22 @@ impl PageStore {
         rows: &[u8],
         (length, valid): (usize, usize),
     ) {
-        let part = self.part(layer, half);
-        let mut token = 0;
-        while token < valid {
-            let position = start + token;
-            let (page, place) = (pages[position / self.page_tokens], position % self.page_tokens);
-            let count = (self.page_tokens - place).min(valid - token);
-            let page_tokens = self.page_tokens;
-            let target = &mut self.page_mut(page)[part.first_byte..];
+        let (part, page_tokens, token_bytes) = (self.part(layer, half), self.page_tokens, self.token_bytes);
+        for token in 0..valid {
+            let (number, place) = ((start + token) / page_tokens, (start + token) % page_tokens);
+            let target = &mut self.page_mut(pages[number])[place * token_bytes + part.first_byte..];
             for head in 0..part.heads {
-                let from = &rows[(head * length + token) * part.token_bytes..][..count * part.token_bytes];
-                let at = (head * page_tokens + place) * part.token_bytes;
-                target[at..at + from.len()].copy_from_slice(from);
+                let from = &rows[(head * length + token) * part.head_bytes..][..part.head_bytes];
+                target[head * part.head_bytes..][..part.head_bytes].copy_from_slice(from);
             }
-            token += count;
         }
     }
 
-    /// Reads something of each line of memory that a token of a row lies in.
-    pub(crate) fn look(&self, pages: &[PageId], (layer, half): (usize, Half), position: usize) -> u8 {
-        let part = self.part(layer, half);
-        let page = pages.get(position / self.page_tokens).and_then(|&page| self.read(page, layer, half));
-        let tokens = page.unwrap_or_default().chunks(part.token_bytes.max(1));
-        look_at(tokens.skip(position % self.page_tokens).step_by(self.page_tokens))
-    }
-
-    /// Keys or values of a page: [heads, page_tokens, size]; none if it was never written.
-    pub fn read(&self, page: PageId, layer: usize, half: Half) -> Option<&[u8]> {
-        let part = self.part(layer, half);
-        let words = self.pages.get(page.0 as usize)?.as_deref()?;
-        let bytes: &[u8] = bytemuck::cast_slice(words);
-        Some(&bytes[part.first_byte..][..part.heads * self.page_tokens * part.token_bytes])
+    /// Keys or values of the tokens of a page, each [heads, size]; none if it was never written.
+    pub fn read(&self, page: PageId, layer: usize, half: Half) -> Option<impl Iterator<Item = &[u8]>> {
+        let Part { first_byte, heads, head_bytes } = self.part(layer, half);
+        let tokens = self.pages.get(page.0 as usize)?.as_ref()?.bytes().chunks_exact(self.token_bytes.max(1));
+        Some(tokens.map(move |token| &token[first_byte..][..heads * head_bytes]))
     }
 
     fn part(&self, layer: usize, half: Half) -> Part {
@@ -205,13 +185,8 @@ impl PageStore {
     }
 
     fn page_mut(&mut self, page: PageId) -> &mut [u8] {
-        let number = page.0 as usize;
-        if number >= self.pages.len() {
-            self.pages.resize(number + 1, None);
-        }
-        let words = self.page_bytes.div_ceil(size_of::<u64>());
-        let page = self.pages[number].get_or_insert_with(|| vec![0; words].into_boxed_slice());
-        bytemuck::cast_slice_mut(page)
+        let page = self.pages.get_mut(page.0 as usize).and_then(Option::as_mut);
+        page.expect("memory was reserved for the pages of new tokens").bytes_mut()
     }
 }
 
@@ -244,10 +219,10 @@ mod tests {
         let read = |layer| stores.read(&row, layer, Half::Keys).collect::<Vec<(usize, &[u8])>>();
         assert_eq!(
             (read(0), read(1), read(2)),
-            (vec![(4, &[10, 0][..])], vec![(4, &[11, 0][..])], vec![(4, &[12, 0][..])])
+            (vec![(4, &[10][..]), (5, &[0])], vec![(4, &[11][..]), (5, &[0])], vec![(4, &[12][..]), (5, &[0])])
         );
         // Two tokens of keys and values of two layers, and of one.
-        assert_eq!(stores.bytes(), 8 + 8);
+        assert_eq!(stores.bytes(), 8 + 4);
         let without = StepRow { windows: &[], ..row };
         assert!(
             stores.read(&without, 1, Half::Keys).next().is_none(),
@@ -261,12 +236,14 @@ mod tests {
         let mut store = PageStore::new(&[layer], 2);
         // Three tokens of two heads, of which two are valid, from position 1 on.
         let rows: Vec<u8> = [10.0f32, 11.0, 12.0, 20.0, 21.0, 22.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+        store.reserve(&[PageId(3), PageId(0)], 1, 2).unwrap();
         store.write(&[PageId(3), PageId(0)], (0, Half::Keys), 1, &rows, (3, 2));
         let read = |page: u32| {
-            let bytes = store.read(PageId(page), 0, Half::Keys).unwrap_or_default();
+            let bytes = store.read(PageId(page), 0, Half::Keys).into_iter().flatten().flatten();
+            let bytes: Vec<u8> = bytes.copied().collect();
             bytes.chunks(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect::<Vec<f32>>()
         };
-        assert_eq!((read(3), read(0), read(1)), (vec![0.0, 10.0, 0.0, 20.0], vec![11.0, 0.0, 21.0, 0.0], vec![]));
+        assert_eq!((read(3), read(0), read(1)), (vec![0.0, 0.0, 10.0, 20.0], vec![11.0, 21.0, 0.0, 0.0], vec![]));
         assert_eq!(store.bytes(), 2 * 2 * (2 + 4) * 4);
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use precast_tensor::Digest;
 
 use crate::adapter::Adapter;
-use crate::kv_cache::NoMemory;
+use crate::kv_cache::{Half, NoMemory};
 use crate::ladder::{Ladder, Ladders};
 use crate::plan::{Phase, PlannedRow, ProgramSet, Scores as PlanScores, StepPlan, StepShape};
 use crate::search::choose_likeliest;
@@ -416,24 +416,21 @@ enum Kept<'k> {
 /// Bytes of new keys and values that take longer to keep than a thread takes to begin.
 const BYTES_KEPT_TOGETHER: usize = 1 << 19;
 
-/// Writes the new tokens of a step into the pages of their rows. Where single tokens will lie is read first, that of all rows:
-/// these places are in no cache, and writes wait for one another where reads do not.
+/// Writes the new tokens of a step into the pages of their rows, row after row: a token is one piece there.
 fn write_pages(store: &mut PageStores, buffers: &[StepBuffers], jobs: &[Job<'_>]) {
     for (Job { rows, plan, .. }, buffers) in jobs.iter().zip(buffers) {
-        for (layer, half, bytes) in buffers.present() {
-            if plan.shape.length == 1 {
-                let looks = rows.iter().zip(&plan.rows);
-                let looks = looks.map(|(row, planned)| store.look(row, (layer, half), planned.cached));
-                std::hint::black_box(looks.fold(0, |all, look| all ^ look));
-            }
-            for ((row, planned), new) in rows.iter().zip(&plan.rows).zip(rows_of(bytes, plan)) {
+        let present: Vec<(usize, Half, &[u8])> = buffers.present().collect();
+        for (number, (row, planned)) in rows.iter().zip(&plan.rows).enumerate() {
+            for &(layer, half, bytes) in &present {
+                let new = rows_of(bytes, plan).nth(number).unwrap_or_default();
                 store.write(row, (layer, half), planned.cached, new, (plan.shape.length, planned.valid));
             }
         }
     }
 }
 
-/// As `write_pages`, into the slots of the copies.
+/// Writes them into the slots of the copies. Where single tokens will lie is read first, that of all rows: these places are in no
+/// cache, and writes wait for one another where reads do not.
 fn write_copies(copies: &mut BTreeMap<Class, RowCopies>, buffers: &[StepBuffers], jobs: &[Job<'_>]) {
     for (Job { class, plan, .. }, buffers) in jobs.iter().zip(buffers) {
         let Some(RowCopies { cache: copies, .. }) = copies.get_mut(class) else { continue };

@@ -124,10 +124,8 @@ impl RowCopies {
             self.cache.clear(slot);
             for layer in 0..self.cache.layer_count() {
                 for half in [Half::Keys, Half::Values] {
-                    for (start, bytes) in store.read(row, layer, half).take_while(|(start, _)| *start < row.cached) {
-                        let valid = (row.cached - start).min(store.page_tokens());
-                        self.cache.write(layer, half, slot, start, bytes, valid);
-                    }
+                    let tokens = store.read(row, layer, half).take_while(|(position, _)| *position < row.cached);
+                    tokens.for_each(|(position, bytes)| self.cache.write(layer, half, slot, position, bytes, 1));
                 }
             }
         }
