@@ -454,7 +454,7 @@ impl<'a> Work<'a> {
         let queries = &self.queries[(row * attention.kv_heads + kv_head) * group * size..][..group * size];
         let part_len = attention.part_len();
         // Keys and values of the next task are asked for while those of this one are read: memory answers later than a few keys
-        // take.
+        // take. Of one row a thread has few tasks, so that nobody has asked for the values of most.
         let following = self.cached_after(row, kv_head, stretch);
         let ahead = |data: &'a [f32], done: Range<usize>| {
             let place = |key: usize| (following.start + key * following.len() / keys.len()) * size;
@@ -465,8 +465,11 @@ impl<'a> Work<'a> {
             let members = queries.len() / size;
             let mut start = 0;
             for stretch in [&low, &high, &new] {
-                let keys = self.sources(row, kv_head, stretch).0;
+                let (keys, values) = self.sources(row, kv_head, stretch);
                 for some in keys_together(stretch.len()) {
+                    if attention.rows == 1 {
+                        ask_for(&values[some.start * size..some.end * size]);
+                    }
                     let next = ahead(self.inputs.values, start + some.start..start + some.end);
                     let keys = &keys[some.start * size..some.end * size];
                     for (member, (query, scores)) in queries.chunks_exact(size).zip(&mut scores).enumerate() {
