@@ -17,7 +17,7 @@ const LINE: usize = 64;
 impl LineMemory {
     /// So many bytes of zeros.
     pub(crate) fn zeros(len: usize) -> Result<LineMemory, NoMemory> {
-        let words = zeros((len.saturating_add(LINE)) / size_of::<u64>() + 1)?;
+        let words = zeros(len.saturating_add(LINE) / size_of::<u64>() + 1).ok_or(NoMemory { bytes: len })?;
         let first = words.as_ptr().align_offset(LINE).min(LINE / size_of::<u64>());
         Ok(LineMemory { words, first, len })
     }
@@ -35,17 +35,18 @@ impl LineMemory {
     }
 }
 
-fn zeros(words: usize) -> Result<Vec<u64>, NoMemory> {
+/// So many words of zeros, where the system gives them.
+fn zeros(words: usize) -> Option<Vec<u64>> {
     /// Words that are not worth asking for beforehand.
     const FEW: usize = 1 << 16;
     if words > FEW {
         // Zeros that cost nothing until they are touched cannot be asked for with a way to refuse, other memory can: what the
         // system would give is given back at once.
         let mut probe: Vec<u64> = Vec::new();
-        probe.try_reserve_exact(words).map_err(|_| NoMemory { bytes: words.saturating_mul(size_of::<u64>()) })?;
+        probe.try_reserve_exact(words).ok()?;
         std::hint::black_box(&probe);
     }
-    Ok(vec![0; words])
+    Some(vec![0; words])
 }
 
 #[cfg(test)]
